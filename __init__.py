@@ -1,0 +1,65 @@
+"""tamis sieves point clouds and feeds them to training.
+
+Raw scans -> checked shards (`build`, `Dataset`, `verify`) -> batches (`Loader`) -> a small parallel trainer.
+The samplers stand on their own: `voxel`, `farthest`, `farthest_batch`, `random`, `RatioSchedule`.
+Names are imported when first used, so that `import tamis` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tamis.errors import DataError, TamisError, UsageError
+    from tamis.loaders.loader import Batch, Loader
+    from tamis.pipelines.build import build
+    from tamis.pipelines.dataset import Dataset
+    from tamis.pipelines.verify import verify
+    from tamis.samplers import RatioSchedule, Voxels, farthest, farthest_batch, random, voxel
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Batch": "tamis.loaders.loader",
+    "DataError": "tamis.errors",
+    "Dataset": "tamis.pipelines.dataset",
+    "Loader": "tamis.loaders.loader",
+    "RatioSchedule": "tamis.samplers.ratio",
+    "TamisError": "tamis.errors",
+    "UsageError": "tamis.errors",
+    "Voxels": "tamis.samplers.voxel",
+    "build": "tamis.pipelines.build",
+    "farthest": "tamis.samplers.farthest",
+    "farthest_batch": "tamis.samplers.farthest",
+    "random": "tamis.samplers.random",
+    "verify": "tamis.pipelines.verify",
+    "voxel": "tamis.samplers.voxel",
+}
+
+__all__ = [
+    "Batch",
+    "DataError",
+    "Dataset",
+    "Loader",
+    "RatioSchedule",
+    "TamisError",
+    "UsageError",
+    "Voxels",
+    "build",
+    "farthest",
+    "farthest_batch",
+    "random",
+    "verify",
+    "voxel",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tamis' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

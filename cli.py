@@ -1,0 +1,158 @@
+"""The command `tamis`. Each command imports what it needs when it runs, so that `--help` is immediate."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .errors import DataError, TamisError
+
+if TYPE_CHECKING:
+    from .trainer.settings import Settings
+
+app = typer.Typer(
+    help="Sieve point clouds and feed them to training: raw scans to shards, batches and a trainer.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Config = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A TOML file, or a shipped name: quickstart, ign.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key, such as trainer.lr=1e-3. May be repeated."
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Where results go. Default: runs/NAME.")
+]
+
+
+@app.command(epilog="Example: tamis build quickstart --out runs/first")
+def build(config: Config, out: Out = None, overrides: Overrides = None) -> None:
+    """Raw files to a sampled, checked, sharded dataset in DIR/dataset."""
+    from .metrics import BUILD, Meter, limiting_stage, render, stage_rows
+    from .pipelines.build import build as build_dataset
+    from .pipelines.inspect import inspect as describe
+
+    settings, folder = _settings(config, out, overrides)
+    meter = Meter(BUILD)
+    dataset = build_dataset(settings.data, folder, meter)
+    typer.echo(describe(dataset.path))
+    rows = stage_rows(BUILD, meter.table[None], time.perf_counter() - meter.started_s)
+    if rows:
+        typer.echo(render(rows, limiting_stage(rows)))
+
+
+@app.command(epilog="Example: tamis inspect runs/first")
+def inspect(path: Annotated[Path, typer.Argument(help="A dataset, a run, or a raw scan.")]) -> None:
+    """What a dataset or a raw scan holds."""
+    from .pipelines.inspect import inspect as describe
+
+    typer.echo(describe(path))
+
+
+@app.command(epilog="Example: tamis verify runs/first")
+def verify(path: Annotated[Path, typer.Argument(help="A dataset or a run.")]) -> None:
+    """Check every byte of a dataset; each problem is a line with file and offset."""
+    from .pipelines.verify import verify as problems_of
+
+    problems = problems_of(path)
+    for problem in problems:
+        typer.echo(str(problem), err=True)
+    if problems:
+        raise DataError(path, f"{len(problems)} problem(s) found", "build the dataset again")
+    typer.echo(f"{path}: every file is as it was written")
+
+
+@app.command(epilog="Example: tamis stream quickstart --out runs/first --steps 100")
+def stream(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A configuration, or the folder of a run.")],
+    steps: Annotated[int | None, typer.Option(help="Batches to read. Default: one epoch.", min=1)] = None,
+    out: Out = None,
+    overrides: Overrides = None,
+) -> None:
+    """Shards to batches as training gets them, with the stage table."""
+    from .loaders.stream import stream as read
+
+    settings, folder = _settings(config, out, overrides)
+    typer.echo(
+        read(
+            settings.loader,
+            settings.dataset_path(folder),
+            settings.trainer.points,
+            settings.trainer.seed,
+            steps,
+        )
+    )
+
+
+@app.command(epilog="Example: tamis train quickstart --out runs/first --set trainer.lr=1e-3")
+def train(config: Config, out: Out = None, overrides: Overrides = None) -> None:
+    """The whole way: build if needed, stream, train, evaluate, report. Run again to continue."""
+    from .trainer.launch import train as run
+
+    settings, folder = _settings(config, out, overrides)
+    run(settings, folder)
+
+
+@app.command(epilog="Example: tamis predict runs/first scan.laz -o labelled.laz")
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A LAS or LAZ file.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The file to write.")],
+) -> None:
+    """Write predicted classes onto the points of a scan; every other field stays as it is."""
+    from .trainer.predict import predict as label
+
+    typer.echo(label(run, file, out))
+
+
+@app.command(epilog="Example: tamis config quickstart --set trainer.steps=10")
+def config(config: Config, overrides: Overrides = None) -> None:
+    """Print the effective configuration."""
+    from .config import dumps
+
+    settings, _ = _settings(config, None, overrides)
+    typer.echo(dumps(settings), nl=False)
+
+
+def _settings(config: str, out: Path | None, overrides: list[str] | None) -> tuple[Settings, Path]:
+    from .config import load
+    from .trainer.settings import Settings
+
+    settings = load(config, overrides or [], Settings)
+    return settings, out or Path("runs", settings.name)
+
+
+def main() -> None:
+    """Run the command line: errors are one plain line on stderr; exit 1 for data, 2 for usage."""
+    os.environ.setdefault("TAMIS_START", repr(time.time()))
+    logging.basicConfig(format="tamis: %(message)s", level=logging.WARNING)
+    try:
+        code = app(standalone_mode=False)
+    except TamisError as error:
+        _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        _fail(" ".join(error.format_message().split()) + "; see tamis --help", 2)
+    except OSError as error:  # a full disk, a folder that may not be written
+        where = error.filename or "the system"
+        _fail(f"{where}: {error.strerror or error}; check the disk's space and permissions", 1)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted; the same command continues", 130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"tamis: {message}", file=sys.stderr)  # noqa: T201 - the one place where errors reach the user
+    sys.exit(code)

@@ -1,0 +1,152 @@
+"""Configuration: TOML in, overrides on top, checked by the models of the modules it configures.
+
+This module knows no key. Every module declares a small `Model` next to the code it sets; a command hands
+the composed model to `load`. A union of models is told apart by its field ``kind``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tomli_w
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
+
+from .errors import DataError, UsageError
+
+SHIPPED = Path(__file__).parent / "configs"
+
+
+class Model(BaseModel):
+    """Base of all settings: strict types, unknown keys refused, immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _resolve(path: Path, info: ValidationInfo) -> Path:
+    folder = (info.context or {}).get("folder")
+    return Path(folder, path).absolute() if folder else path
+
+
+ConfigPath = Annotated[Path, AfterValidator(_resolve)]
+"""A path in a configuration file; a relative one is relative to that file's folder."""
+
+M = TypeVar("M", bound=Model)
+
+
+def load(config: str | Path, overrides: Sequence[str], model: type[M]) -> M:
+    """Read a TOML path, or a name shipped in ``configs/``, apply ``key=value`` overrides and check it.
+
+    Raises DataError where the file cannot be read, UsageError where a key or a value is wrong.
+    """
+    path = find(config)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(path, f"is not TOML ({error})", "mend the file") from None
+    for override in overrides:
+        _override(values, override)
+    return check(values, model, where=str(path), folder=path.parent)
+
+
+def find(config: str | Path) -> Path:
+    """Path of a configuration: a file, else a shipped name such as ``quickstart``."""
+    path = Path(config)
+    if path.is_file():
+        return path
+    shipped = SHIPPED / f"{config}.toml"
+    if shipped.is_file():
+        return shipped
+    names = [p.stem for p in sorted(SHIPPED.glob("*.toml"))]
+    raise DataError(config, "no such configuration file", f"name a TOML file or one of {', '.join(names)}")
+
+
+def check(values: dict[str, Any], model: type[M], *, where: str, folder: Path | None = None) -> M:
+    """Build ``model`` from plain values; UsageError names the wrong key and, if unknown, the nearest one."""
+    try:
+        # JSON mode is strict about scalars and still takes lists as tuples, as TOML has no other kind.
+        return model.model_validate_json(json.dumps(values, default=str), context={"folder": folder})
+    except ValidationError as error:
+        raise UsageError(where, *_explain(error, model)) from None
+
+
+def dumps(settings: Model) -> str:
+    """The effective configuration as TOML."""
+    return tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True))
+
+
+def differences(old: Model, new: Model) -> list[str]:
+    """Dotted keys whose values differ."""
+    a, b = (dict(_flatten(m.model_dump(mode="json"))) for m in (old, new))
+    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"--set {override}", "has no key=value", "write it as --set trainer.lr=1e-3")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise UsageError(f"--set {override}", f"'{parent}' is a value, not a section", "check the key")
+    values[last] = value
+
+
+def _explain(error: ValidationError, model: type[Model]) -> tuple[str, str]:
+    first = error.errors(include_url=False)[0]
+    known = set(_keys(model))
+    loc = [str(part) for part in first["loc"]]
+    # A union's location names the chosen kind too; drop what is no part of a key.
+    key = ".".join(p for i, p in enumerate(loc) if i == 0 or p not in _kinds(model))
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, known, 1, 0.5)
+        near = near or [k for k in known if k.rpartition(".")[2] == loc[-1]][:1]
+        return f"unknown key '{key}'", f"did you mean '{near[0]}'?" if near else "see `tamis config`"
+    if first["type"] == "missing":
+        return f"key '{key}' is missing", "add it"
+    given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+    return f"key '{key}': {first['msg'].removeprefix('Value error, ')}{given}", "correct the value"
+
+
+def _models(annotation: Any) -> Iterator[type[Model]]:
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _models(part)
+
+
+def _keys(model: type[Model], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for inner in _models(field.annotation):
+            yield from _keys(inner, f"{prefix}{name}.")
+
+
+def _kinds(model: type[Model]) -> set[str]:
+    kinds: set[str] = set()
+    for name, field in model.model_fields.items():
+        if name == "kind":
+            kinds.update(str(a) for a in typing.get_args(field.annotation))
+        for inner in _models(field.annotation):
+            kinds |= _kinds(inner)
+    return kinds
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

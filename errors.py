@@ -1,0 +1,29 @@
+"""The errors tamis raises: each says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+
+class TamisError(Exception):
+    """A failure with a place, a cause and a remedy, on one line: ``WHERE: cause; what to do``."""
+
+    exit_code = 1
+
+    def __init__(self, where: str | PathLike[str], cause: str, fix: str = "") -> None:
+        self.where, self.cause, self.fix = str(where), cause, fix
+        text = f"{self.where}: {cause}" + (f"; {fix}" if fix else "")
+        super().__init__(" ".join(text.split()))
+
+    def __reduce__(self) -> tuple[type[TamisError], tuple[str, str, str]]:
+        return type(self), (self.where, self.cause, self.fix)  # so that it crosses processes whole
+
+
+class DataError(TamisError):
+    """Data that is missing, damaged or not what it claims to be. The command line exits with 1."""
+
+
+class UsageError(TamisError, ValueError):
+    """A call or a configuration that cannot be carried out. The command line exits with 2."""
+
+    exit_code = 2
