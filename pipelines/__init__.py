@@ -1,0 +1,1 @@
+"""From raw files to a checked, sharded dataset, and what is done to its samples."""

@@ -1,0 +1,238 @@
+"""Finished parts to a dataset: order the samples, pack them into shards, describe the whole."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..files import write_atomic
+from ..metrics import Meter
+from . import manifest, shards
+from .checks import chunk_sums
+from .journal import Journal, Part, PartSample
+from .manifest import Counts, FileDigest, Manifest, Range, SourceDigest, SplitCounts
+from .records import SPLITS, Field, sample_id, sample_name
+from .settings import DataSettings
+from .splits import FilesSplit
+from .statistics import Moments
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A sample on its way from batch ``number`` of its source's part to its shard."""
+
+    source: str
+    number: int
+    about: PartSample
+    id: int
+
+
+def assemble(
+    folder: Path, parts: Sequence[Part], journal: Journal, settings: DataSettings, meter: Meter
+) -> None:
+    """Write a whole dataset to ``folder``, ``dataset.json`` last.
+
+    The bytes depend on the sources and the settings alone. Raises DataError where no sample came out or two
+    have the same id.
+    """
+    members = _in_order(folder, parts)
+    _warn_of_empty_splits(members, settings)
+    if isinstance(settings.split, FilesSplit):
+        _warn_of_shared_ground(members)
+    fields = {column.name: column.field() for column in parts[0].columns}
+    schema = shards.arrow_schema(fields)
+    row_bytes = sum(field.row_bytes for field in fields.values())
+    splits = [member.about.split for member in members]
+    layout = shards.divide([m.about.rows * row_bytes for m in members], splits, settings.shard_mb << 20)
+
+    tally = _Tally(fields, members, len(settings.classes))
+    for number, rows in enumerate(layout):
+        with meter.time("build.write", items=len(rows)):
+            batches = tally.counted(_batches([members[row] for row in rows], journal), splits[rows.start])
+            shards.write_shard(folder / shards.shard_name(number), schema, batches)
+        points = sum(members[row].about.rows for row in rows)
+        meter.add("build.write", points_in=points, points_out=points, bytes=points * row_bytes)
+    _write_tables(folder, members, layout, fields)
+
+    files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+    ranges = _ranges(splits, layout)
+    described = Manifest(
+        version=manifest.VERSION,
+        schema=parts[0].columns,
+        classes=list(settings.classes),
+        counts=tally.counts(parts, list(settings.classes)),
+        statistics={name: moments.figures() for name, moments in tally.moments.items()},
+        splits=ranges,
+        row_order=settings.row_order,
+        configuration=settings.configuration(),
+        sources={part.source: SourceDigest(bytes=part.bytes, sha256=part.sha256) for part in parts},
+        files=files,
+        fingerprint=manifest.fingerprint(parts[0].columns, ranges, files),
+    )
+    write_atomic(folder / manifest.NAME, manifest.seal(described))
+
+
+def _in_order(folder: Path, parts: Sequence[Part]) -> list[Member]:
+    """All samples by split, source and tile, which is the order of the index."""
+    members = [
+        Member(part.source, number, about, sample_id(part.source, about.tile))
+        for part in parts
+        for number, about in enumerate(part.samples)
+    ]
+    if not members:
+        raise DataError(
+            folder.parent, "no sample came out", "lower data.tiles.min_points or widen data.bounds"
+        )
+    ids = Counter(member.id for member in members)
+    if len(ids) < len(members):
+        twice = [sample_name(m.source, m.about.tile) for m in members if ids[m.id] > 1]
+        raise DataError(twice[0], f"has the same id as {twice[1]}", "rename one of the files")
+    return sorted(members, key=lambda m: (SPLITS.index(m.about.split), m.source, m.about.tile))
+
+
+def _batches(members: Sequence[Member], journal: Journal) -> Iterator[pa.RecordBatch]:
+    for source, own in itertools.groupby(members, key=lambda member: member.source):
+        reader, _ = shards.opened(journal.path(source))
+        for member in own:
+            yield reader.get_batch(member.number)
+
+
+class _Tally:
+    """Counts rows, classes and figures while the samples pass."""
+
+    def __init__(self, fields: Mapping[str, Field], members: Sequence[Member], classes: int) -> None:
+        rows = Counter[str]()
+        for member in members:
+            rows[member.about.split] += member.about.rows
+        self._samples = Counter(member.about.split for member in members)
+        self._rows = rows
+        # What is learnt from may be described by what is learnt from only.
+        self._described = {"train"} if "train" in self._samples else set(self._samples)
+        total = sum(rows[split] for split in self._described)
+        self.moments = {name: Moments(field, total) for name, field in fields.items()}
+        self._classes = {split: np.zeros(classes, np.int64) for split in self._samples}
+
+    def counted(self, batches: Iterator[pa.RecordBatch], split: str) -> Iterator[pa.RecordBatch]:
+        """Pass the batches of one split on."""
+        for batch in batches:
+            columns = shards.from_batch(batch)
+            if len(self._classes[split]):
+                label = columns["label"]
+                self._classes[split] += np.bincount(label[label >= 0], minlength=len(self._classes[split]))
+            if split in self._described:
+                for name, column in columns.items():
+                    self.moments[name].add(column)
+            yield batch
+
+    def counts(self, parts: Sequence[Part], classes: Sequence[str]) -> Counts:
+        """What passed."""
+        splits = {
+            split: SplitCounts(
+                samples=self._samples[split],
+                points=self._rows[split],
+                classes=dict(zip(classes, self._classes[split].tolist(), strict=True)),
+                ignored=self._rows[split] - int(self._classes[split].sum()) if classes else 0,
+            )
+            for split in SPLITS
+            if split in self._samples
+        }
+        return Counts(
+            samples=sum(count.samples for count in splits.values()),
+            points=sum(count.points for count in splits.values()),
+            dropped=sum(part.dropped for part in parts),
+            outside=sum(part.outside for part in parts),
+            splits=splits,
+        )
+
+
+def _write_tables(
+    folder: Path, members: Sequence[Member], layout: Sequence[range], fields: Mapping[str, Field]
+) -> None:
+    """Index, checksums and descriptions of the samples, from the shards as they are on the disk."""
+    rows: list[int] = []
+    shard: list[int] = []
+    positions: dict[str, list[int]] = {name: [] for name in fields}
+    sums: dict[str, list[NDArray[np.uint32]]] = {name: [] for name in fields}
+    for number in range(len(layout)):
+        for count, at, checks in shards.locate(folder / shards.shard_name(number), fields):
+            rows.append(count)
+            shard.append(number)
+            for name in fields:
+                positions[name].append(at[name])
+                sums[name].append(checks[name])
+    block = np.cumsum([0] + [len(part) for part in next(iter(sums.values()))])[:-1]
+    index: dict[str, Any] = {"id": np.array([m.id for m in members], np.uint64), "rows": rows, "shard": shard}
+    index |= {"block": block, **{f"pos_{name}": values for name, values in positions.items()}}
+    shards.write_table(folder / shards.INDEX, shards.index_schema(fields), index)
+    checks = {name: np.concatenate(parts) for name, parts in sums.items()}
+    shards.write_table(folder / shards.CHECKSUMS, shards.checksum_schema(fields), checks)
+    shards.write_table(
+        folder / shards.SAMPLES,
+        shards.SAMPLE_SCHEMA,
+        {
+            "name": [sample_name(m.source, m.about.tile) for m in members],
+            "source": [m.source for m in members],
+            "tile": [m.about.tile for m in members],
+            "origin": np.array([m.about.origin for m in members], np.float64),
+            "bounds": np.array([m.about.bounds for m in members], np.float64),
+            "label": [m.about.label for m in members],
+            "split": [m.about.split for m in members],
+        },
+    )
+
+
+def _ranges(splits: Sequence[str], layout: Sequence[range]) -> dict[str, list[Range]]:
+    """Each split as one range of shards and index rows: the samples are in the order of the splits."""
+    ranges = {}
+    for split in dict.fromkeys(splits):
+        own = [number for number, rows in enumerate(layout) if splits[rows.start] == split]
+        rows = (layout[own[0]].start, layout[own[-1]].stop)
+        ranges[split] = [Range(shards=(own[0], own[-1] + 1), rows=rows)]
+    return ranges
+
+
+def _digest(path: Path) -> FileDigest:
+    size, sha256, sums = chunk_sums(path)
+    return FileDigest(bytes=size, sha256=sha256, crc32c=sums)
+
+
+def _warn_of_empty_splits(members: Sequence[Member], settings: DataSettings) -> None:
+    found = {member.about.split for member in members}
+    for split in SPLITS:
+        if split not in found and (split == "train" or getattr(settings.split, split, None)):
+            log.warning("split %s holds no sample", split)
+
+
+def _warn_of_shared_ground(members: Sequence[Member]) -> None:
+    """Name the first trained and evaluated files whose bounding boxes overlap: the score may be too good."""
+    boxes: dict[str, tuple[str, NDArray[np.float64]]] = {}
+    for member in members:
+        if member.about.rows:
+            box = np.array(member.about.bounds)
+            if member.source in boxes:
+                known = boxes[member.source][1]
+                box = np.concatenate([np.minimum(known[:3], box[:3]), np.maximum(known[3:], box[3:])])
+            boxes[member.source] = (member.about.split, box)
+    trained = {source: box for source, (split, box) in boxes.items() if split == "train"}
+    pairs = [
+        (source, other)
+        for source, (split, box) in boxes.items()
+        if split != "train"
+        for other, known in trained.items()
+        if np.all(box[:2] < known[3:5]) and np.all(known[:2] < box[3:5])
+    ]
+    if pairs:
+        more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
+        log.warning("%s (evaluated) and %s (trained on) cover common ground%s", *pairs[0], more)

@@ -1,0 +1,91 @@
+"""Checksums: CRC32C to find damage and place it, SHA-256 to prove its absence.
+
+CRC32C is linear: the difference between the sum a block has and the one it should have depends only on which
+bits changed, not on the data. For one flipped bit it is that bit's own remainder, so the bit can be found by
+running the register backwards (Castagnoli et al. 1993 for the polynomial, here in its reflected form).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from .records import CHECK_ROWS
+
+CHUNK = 1 << 20
+_POLYNOMIAL = 0x82F63B78
+
+
+def running(data: memoryview, rows: int, row_bytes: int) -> NDArray[np.uint32]:
+    """CRC32C of the first 256, 512, ... rows of ``data``: uint32, one value a started block."""
+    step = CHECK_ROWS * row_bytes
+    sums = np.empty(blocks(rows), np.uint32)
+    value = 0
+    for block in range(len(sums)):
+        value = crc32c(data[block * step : (block + 1) * step], value)
+        sums[block] = value
+    return sums
+
+
+def blocks(rows: int) -> int:
+    """Number of checksums a column of ``rows`` rows has."""
+    return -(-rows // CHECK_ROWS)
+
+
+def first_damage(data: memoryview, sums: NDArray[np.uint32], row_bytes: int) -> int | None:
+    """Byte where ``data`` leaves its running checksums, or None; exact if one bit is flipped."""
+    step = CHECK_ROWS * row_bytes
+    value = 0
+    for block, right in enumerate(sums.tolist()):
+        part = data[block * step : (block + 1) * step]
+        after = crc32c(part, value)
+        if after != right:
+            bit = flipped_bit(after ^ right, len(part))
+            return block * step + (bit // 8 if bit is not None else 0)
+        value = right
+    return None
+
+
+def chunk_sums(path: Path) -> tuple[int, str, list[int]]:
+    """Size in bytes, SHA-256 in hex, and the CRC32C of every MiB of a file."""
+    size, sha256, sums = 0, hashlib.sha256(), []
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            size += len(chunk)
+            sha256.update(chunk)
+            sums.append(crc32c(chunk))
+    return size, sha256.hexdigest(), sums
+
+
+def damaged_chunks(path: Path, sums: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
+    """Start and end of each MiB of a file that has not the CRC32C it should have.
+
+    And which bit of it is flipped, if one alone explains the difference.
+    """
+    with path.open("rb") as file:
+        for number, right in enumerate(sums):
+            chunk = file.read(CHUNK)
+            difference = crc32c(chunk) ^ right
+            if difference:
+                start = number * CHUNK
+                yield start, start + len(chunk), flipped_bit(difference, len(chunk))
+
+
+def flipped_bit(difference: int, size: int) -> int | None:
+    """Which bit of ``size`` bytes, counted from the first byte's lowest, gives this CRC difference alone.
+
+    None where no single bit does. ``difference`` is the exclusive or of the two sums.
+    """
+    if not difference:
+        return None
+    register = difference
+    for bit in range(8 * size - 1, -1, -1):
+        register = ((register ^ _POLYNOMIAL) << 1 | 1) if register >> 31 else register << 1
+        if register == 1:
+            return bit
+    return None

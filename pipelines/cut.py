@@ -1,0 +1,164 @@
+"""One scan to samples: drop what is no point, keep what was asked for, cut the ground, order the rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..samplers.farthest import farthest
+from ..samplers.fields import kind_of
+from ..samplers.random import random
+from . import splits, tiles
+from .readers import Scan
+from .records import IGNORED, SPLITS, Field, sample_id
+from .settings import DataSettings
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 0.5e-3
+"""Largest error that a stored coordinate may have, in the source's units."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """What is kept of a scan: ``xyz`` float64 (n, 3), global; ``columns``: label, row and fields."""
+
+    xyz: NDArray[np.float64]
+    columns: dict[str, NDArray[Any]]
+    dropped: int
+    outside: int
+
+    @property
+    def schema(self) -> dict[str, Field]:
+        """The columns of its samples, in their order."""
+        fields = {"xyz": Field(np.dtype(np.float32), 3, "point")}
+        for name, array in self.columns.items():
+            width = 1 if array.ndim == 1 else array.shape[1]
+            fields[name] = Field(array.dtype, width, kind_of(name, array.dtype))
+        return fields
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows of `Points` that one sample has, and the global position of its coordinates' zero."""
+
+    split: str
+    tile: int
+    rows: NDArray[np.int64]
+    origin: NDArray[np.float64]
+
+
+def select(path: Path, scan: Scan, settings: DataSettings) -> Points:
+    """Drop rows without a finite coordinate or outside the bounds; choose fields; number the classes.
+
+    Raises DataError for a field that is not there, naming those that are.
+    """
+    finite = np.isfinite(scan.xyz).all(axis=1)
+    inside = finite.copy()
+    if settings.bounds is not None:
+        low, high = settings.bounds[:2], settings.bounds[2:]
+        xy = scan.xyz[:, :2]
+        inside &= ((xy >= low) & (xy < high)).all(axis=1)
+    row = np.flatnonzero(inside).astype(np.int64)
+    dropped, outside = int((~finite).sum()), int((finite & ~inside).sum())
+    if dropped:
+        log.warning("%s: dropped %d rows whose coordinates are not finite", path, dropped)
+
+    columns: dict[str, NDArray[Any]] = {}
+    if settings.classes:
+        columns["label"] = class_numbers(
+            _field(path, scan, settings.label, "data.label")[row], settings.classes
+        )
+    columns["row"] = row
+    names = list(scan.fields) if settings.fields is None else settings.fields
+    for name in names:
+        values = _field(path, scan, name, "data.fields")
+        # A source may use our own names: what it says under them is kept beside what we say.
+        columns[f"source_{name}" if name in columns or name == "xyz" else name] = values[row]
+    return Points(scan.xyz[row], columns, dropped, outside)
+
+
+def class_numbers(codes: NDArray[Any], classes: Mapping[str, list[int]]) -> NDArray[np.int32]:
+    """Class number of each code, int32 (n,); -1 where no class has it."""
+    labels = np.full(len(codes), IGNORED, np.int32)
+    for number, wanted in enumerate(classes.values()):
+        labels[np.isin(codes, wanted)] = number
+    return labels
+
+
+def cut(
+    path: Path, source: str, points: Points, settings: DataSettings, listed: Mapping[str, str]
+) -> Iterator[Piece]:
+    """The samples of a scan, ground that is trained on apart from ground that is evaluated."""
+    if settings.tiles is None:
+        parts = splits.divide(points.xyz, settings.split, source, listed)
+        for split, rows in parts.items():
+            yield Piece(split, SPLITS.index(split), rows, _corner(points.xyz[rows]))
+        return
+    if not len(points.xyz):
+        return
+    grids = {split: tiles.grid(path, points.xyz, settings.tiles, train=split == "train") for split in SPLITS}
+    for split, rows in splits.divide(points.xyz, settings.split, source, listed).items():
+        # The grids of one source follow each other, so that no two tiles share a number.
+        number = sum(grids[before].count for before in SPLITS[: SPLITS.index(split)])
+        least = settings.tiles.min_points if split == "train" else 1
+        for tile, members in grids[split].cut(points.xyz[rows]):
+            if len(members) >= least:
+                chosen = rows[members]
+                origin = np.array([*grids[split].centre(tile), points.xyz[chosen, 2].min()])
+                yield Piece(split, number + tile, chosen, origin)
+
+
+def columns_of(
+    path: Path, source: str, points: Points, piece: Piece, row_order: str
+) -> dict[str, NDArray[Any]]:
+    """The stored columns of a sample, rows in ``row_order``, ``xyz`` float32 counted from its origin.
+
+    Raises DataError where float32 is too coarse for the extent.
+    """
+    xyz = local(path, points.xyz[piece.rows], piece.origin)
+    if row_order == "farthest":
+        order = farthest(xyz, len(xyz))
+    elif row_order == "random":
+        order = random(len(xyz), len(xyz), seed=0, id=sample_id(source, piece.tile))
+    else:
+        order = np.arange(len(xyz))
+    rows = piece.rows[order]
+    return {"xyz": xyz[order], **{name: column[rows] for name, column in points.columns.items()}}
+
+
+def local(path: Path, xyz: NDArray[np.float64], origin: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Coordinates counted from ``origin``, float32 (n, 3), each right to half a unit in a thousand."""
+    shifted = xyz - origin
+    largest = np.abs(shifted).max(initial=0)
+    step = np.spacing(np.float32(largest))
+    if not step / 2 <= TOLERANCE:
+        extent = " x ".join(f"{size:g}" for size in np.ptp(xyz, axis=0))
+        raise DataError(
+            path,
+            f"a sample spans {extent} units: float32 coordinates would be off by up to {step / 2:.2g}",
+            "cut it with data.tiles",
+        )
+    return shifted.astype(np.float32)
+
+
+def _field(path: Path, scan: Scan, name: str, key: str) -> NDArray[Any]:
+    if name not in scan.fields:
+        there = ", ".join(scan.fields) or "no field but x, y, z"
+        raise DataError(path, f"has no field '{name}' (it has {there})", f"correct {key}")
+    return scan.fields[name]
+
+
+def _corner(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Middle of the bounding box in x and y, and the lowest z; zero for no points."""
+    if not len(xyz):
+        return np.zeros(3)
+    low, high = xyz.min(axis=0), xyz.max(axis=0)
+    return np.array([*((low + high) / 2)[:2], low[2]])

@@ -1,0 +1,128 @@
+"""What a dataset or a raw file holds, as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import shards
+from .dataset import Dataset
+from .readers import Scan, read
+from .records import SPLITS
+
+
+def inspect(path: str | Path) -> str:
+    """Describe a dataset's folder, or a raw file. Raises DataError where it is neither."""
+    path = Path(path)
+    return "\n".join(_scan(path, read(path)) if path.is_file() else _dataset(Dataset(path)))
+
+
+def _dataset(dataset: Dataset) -> Iterator[str]:
+    counts, files = dataset.manifest.counts, dataset.manifest.files
+    yield f"dataset      {dataset.path}"
+    yield f"fingerprint  {dataset.fingerprint}"
+    yield f"samples      {counts.samples}"
+    yield f"points       {counts.points} (rows a sample: {_spread(dataset.rows)})"
+    yield f"left out     {counts.dropped} rows not finite, {counts.outside} outside data.bounds"
+    yield f"row order    {dataset.row_order}"
+    yield from _ground(dataset)
+    sizes = [digest.bytes for name, digest in files.items() if name.startswith("shard-")]
+    yield f"shards       {len(sizes)}, {_megabytes(min(sizes))} to {_megabytes(max(sizes))} MB"
+    yield f"other files  {_megabytes(sum(digest.bytes for digest in files.values()) - sum(sizes))} MB"
+    yield ""
+    head = ("split", "samples", "points", *dataset.classes, *(["ignored"] if dataset.classes else []))
+    rows = []
+    for name in (split for split in SPLITS if split in counts.splits):
+        count = counts.splits[name]
+        labels = [*(count.classes[label] for label in dataset.classes), count.ignored]
+        rows.append((name, count.samples, count.points, *(labels if dataset.classes else [])))
+    yield from _table(head, rows)
+    yield ""
+    figures = dataset.statistics
+    yield from _table(
+        ("column", "type", "kind", "min", "max", "mean"),
+        [
+            (
+                name,
+                _type(field.dtype, field.width),
+                field.kind,
+                *(_figures(v) for v in (f.min, f.max, f.mean)),
+            )
+            for (name, field), f in ((item, figures[item[0]]) for item in dataset.schema.items())
+        ],
+    )
+
+
+def _ground(dataset: Dataset) -> Iterator[str]:
+    """Bounds, and how densely the ground is covered; nothing for a dataset without a point."""
+    bounds = shards.from_batch(dataset.samples.select(["bounds"]))["bounds"][dataset.rows > 0]
+    rows = dataset.rows[dataset.rows > 0]
+    if not len(rows):
+        return
+    low, high = bounds[:, :3].min(axis=0), bounds[:, 3:].max(axis=0)
+    yield f"bounds       {_box(low, high)}"
+    area = np.prod(bounds[:, 3:5] - bounds[:, :2], axis=1)
+    if (area > 0).any():
+        density = rows[area > 0] / area[area > 0]
+        yield f"density      {np.median(density):.4g} points per square unit (median of the samples)"
+
+
+def _scan(path: Path, scan: Scan) -> Iterator[str]:
+    finite = scan.xyz[np.isfinite(scan.xyz).all(axis=1)]
+    yield f"file         {path} ({_megabytes(path.stat().st_size)} MB)"
+    yield f"points       {len(scan.xyz)} ({len(scan.xyz) - len(finite)} not finite)"
+    if len(finite):
+        low, high = finite.min(axis=0), finite.max(axis=0)
+        yield f"bounds       {_box(low, high)}"
+        area = float(np.prod((high - low)[:2]))
+        if area > 0:
+            yield f"density      {len(finite) / area:.4g} points per square unit (of the bounding box)"
+    if len(codes := scan.fields.get("classification", np.empty(0))):
+        pairs = zip(*np.unique(codes, return_counts=True), strict=True)
+        yield "classes      " + ", ".join(f"{code}: {count}" for code, count in pairs)
+    yield ""
+    yield from _table(
+        ("field", "type", "min", "max"),
+        [
+            (name, _type(values.dtype, values[:1].size), *_limits(values))
+            for name, values in scan.fields.items()
+        ],
+    )
+
+
+def _limits(values: NDArray[np.generic]) -> tuple[str, str]:
+    if not len(values):
+        return "-", "-"
+    flat = values.reshape(len(values), -1)
+    return _figures(np.nanmin(flat, axis=0).tolist()), _figures(np.nanmax(flat, axis=0).tolist())
+
+
+def _table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    lines = [[str(cell) for cell in line] for line in (head, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for line in lines:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _type(dtype: np.dtype[np.generic], width: int) -> str:
+    return dtype.name if width <= 1 else f"{dtype.name} x {width}"
+
+
+def _figures(values: Sequence[float | None]) -> str:
+    return " ".join("-" if value is None else f"{value:.6g}" for value in values)
+
+
+def _box(low: NDArray[np.float64], high: NDArray[np.float64]) -> str:
+    pairs = zip("xyz", low.tolist(), high.tolist(), strict=True)
+    return ", ".join(f"{axis} {a:.2f} to {b:.2f}" for axis, a, b in pairs)
+
+
+def _spread(rows: NDArray[np.int64]) -> str:
+    return f"{rows.min()} to {rows.max()}, median {np.median(rows):.0f}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.2f}"

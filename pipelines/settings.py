@@ -1,0 +1,65 @@
+"""The ``[data]`` section of a configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from ..config import ConfigPath, Model
+from .splits import Split
+from .tiles import TileSettings
+
+Coordinate = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class DataSettings(Model):
+    """What a dataset is made of.
+
+    ``path`` names a dataset that is ready; the other keys say how to build one from the files below ``root``
+    (default: the environment's TAMIS_DATA). ``files``: patterns relative to it. ``label``: the field that
+    holds the class codes. ``classes``: name -> codes, in the order of the class numbers; other codes are
+    ignored. ``bounds``: [xmin, ymin, xmax, ymax], half-open. ``fields``: which to keep (default: all).
+    ``shard_mb``: MiB a shard. ``verify``: when a loader checks what it reads.
+    """
+
+    path: ConfigPath | None = None
+    root: ConfigPath | None = None
+    files: list[str] = Field(default_factory=list)
+    label: str = "classification"
+    classes: dict[str, list[int]] = Field(default_factory=dict)
+    bounds: Annotated[list[Coordinate], Field(min_length=4, max_length=4)] | None = None
+    tiles: TileSettings | None = None
+    split: Split | None = None
+    row_order: Literal["farthest", "random", "source"] = "farthest"
+    shard_mb: Annotated[int, Field(ge=1)] = 64
+    fields: list[str] | None = None
+    verify: Literal["first", "always", "never"] = "first"
+
+    @field_validator("classes")
+    @classmethod
+    def _one_class_a_code(cls, classes: dict[str, list[int]]) -> dict[str, list[int]]:
+        owner: dict[int, str] = {}
+        for name, codes in classes.items():
+            if not codes:
+                raise ValueError(f"class {name} has no code")
+            for code in codes:
+                if code in owner:
+                    raise ValueError(f"code {code} is listed twice, in {owner[code]} and in {name}")
+                owner[code] = name
+        return classes
+
+    @field_validator("bounds")
+    @classmethod
+    def _has_ground(cls, bounds: list[float] | None) -> list[float] | None:
+        if bounds is not None and not (bounds[0] < bounds[2] and bounds[1] < bounds[3]):
+            raise ValueError("bounds are [xmin, ymin, xmax, ymax] with xmin < xmax and ymin < ymax")
+        return bounds
+
+    def content(self) -> DataSettings:
+        """These settings without the keys that do not change what is built."""
+        return self.model_copy(update={"path": None, "root": None, "verify": "first"})
+
+    def configuration(self) -> dict[str, Any]:
+        """`content` as plain values, as the dataset records them."""
+        return self.content().model_dump(mode="json", exclude={"path", "root", "verify"})

@@ -1,0 +1,151 @@
+"""Shards: Arrow IPC files, one record batch a sample, that can be read by byte position alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..files import sync
+from .checks import running
+from .records import Field
+
+INDEX, SAMPLES, CHECKSUMS = "index.arrow", "samples.arrow", "checksums.arrow"
+SAMPLE_SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.utf8(), nullable=False),
+        pa.field("source", pa.utf8(), nullable=False),
+        pa.field("tile", pa.int64(), nullable=False),
+        pa.field("origin", pa.list_(pa.field("item", pa.float64(), nullable=False), 3), nullable=False),
+        pa.field("bounds", pa.list_(pa.field("item", pa.float64(), nullable=False), 6), nullable=False),
+        pa.field("label", pa.int32(), nullable=False),
+        pa.field("split", pa.utf8(), nullable=False),
+    ]
+)
+
+
+def shard_name(number: int) -> str:
+    """File name of a shard."""
+    return f"shard-{number:05d}.arrow"
+
+
+def arrow_schema(fields: Mapping[str, Field]) -> pa.Schema:
+    """Arrow types of the columns: nothing nullable, vectors as fixed-size lists."""
+    return pa.schema([pa.field(name, _arrow_type(field), nullable=False) for name, field in fields.items()])
+
+
+def to_batch(schema: pa.Schema, columns: Mapping[str, NDArray[Any]]) -> pa.RecordBatch:
+    """The record batch of one sample."""
+    arrays = []
+    for entry in schema:
+        flat = pa.array(np.ascontiguousarray(columns[entry.name]).reshape(-1))
+        if pa.types.is_fixed_size_list(entry.type):
+            flat = pa.FixedSizeListArray.from_arrays(flat, type=entry.type)
+        arrays.append(flat)
+    return pa.record_batch(arrays, schema=schema)
+
+
+def from_batch(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
+    """The columns of one sample: views of the batch's memory."""
+    columns = {}
+    for entry in batch.schema:
+        array = batch.column(entry.name)
+        if pa.types.is_fixed_size_list(entry.type):
+            flat = array.flatten().to_numpy(zero_copy_only=True)
+            columns[entry.name] = flat.reshape(len(array), entry.type.list_size)
+        else:
+            columns[entry.name] = array.to_numpy(zero_copy_only=True)
+    return columns
+
+
+@contextmanager
+def writing(path: Path, schema: pa.Schema) -> Iterator[Any]:
+    """An Arrow file to write batches to; on the disk when the block ends."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        yield writer
+    sync(path)
+
+
+def write_table(path: Path, schema: pa.Schema, columns: Mapping[str, Any]) -> None:
+    """Write one record batch, so that each column lies in one piece."""
+    arrays = []
+    for entry in schema:
+        values = columns[entry.name]
+        if isinstance(values, np.ndarray) and values.ndim == 2:
+            arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=entry.type))
+        else:
+            arrays.append(pa.array(values, type=entry.type))
+    with writing(path, schema) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def opened(path: Path) -> tuple[Any, Any]:
+    """A file, mapped into memory: its Arrow reader, and the buffer of all its bytes."""
+    buffer = pa.memory_map(str(path)).read_buffer()
+    return pa.ipc.open_file(pa.BufferReader(buffer)), buffer
+
+
+def divide(sizes: Sequence[int], splits: Sequence[str], limit: int) -> list[range]:
+    """Samples, in order, to shards of at most ``limit`` bytes (or one sample); a shard has one split."""
+    shards: list[range] = []
+    first, total = 0, 0
+    for i, size in enumerate(sizes):
+        if i > first and (total + size > limit or splits[i] != splits[first]):
+            shards.append(range(first, i))
+            first, total = i, 0
+        total += size
+    if len(sizes) > first:
+        shards.append(range(first, len(sizes)))
+    return shards
+
+
+def write_shard(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write one shard."""
+    with writing(path, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def locate(
+    path: Path, fields: Mapping[str, Field]
+) -> Iterator[tuple[int, dict[str, int], dict[str, NDArray[np.uint32]]]]:
+    """For each sample of a finished shard: rows, byte position of each column, and its running checksums.
+
+    Read back from the file, so that what is recorded is what is there.
+    """
+    reader, whole = opened(path)
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        positions: dict[str, int] = {}
+        sums: dict[str, NDArray[np.uint32]] = {}
+        for name, field in fields.items():
+            buffer = batch.column(name).buffers()[-1]
+            empty = batch.num_rows == 0
+            positions[name] = 0 if empty else buffer.address - whole.address
+            data = memoryview(b"") if empty else memoryview(buffer)[: batch.num_rows * field.row_bytes]
+            sums[name] = running(data, batch.num_rows, field.row_bytes)
+        yield batch.num_rows, positions, sums
+
+
+def index_schema(fields: Iterable[str]) -> pa.Schema:
+    """Columns of ``index.arrow``."""
+    entries = [("id", pa.uint64()), ("rows", pa.int64()), ("shard", pa.int32()), ("block", pa.int64())]
+    entries += [(f"pos_{name}", pa.int64()) for name in fields]
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in entries])
+
+
+def checksum_schema(fields: Iterable[str]) -> pa.Schema:
+    """Columns of ``checksums.arrow``."""
+    return pa.schema([pa.field(name, pa.uint32(), nullable=False) for name in fields])
+
+
+def _arrow_type(field: Field) -> pa.DataType:
+    element = pa.from_numpy_dtype(field.dtype)
+    if field.width == 1:
+        return element
+    return pa.list_(pa.field("item", element, nullable=False), field.width)

@@ -1,0 +1,72 @@
+"""Which points a model learns from and which it is judged on: by listed files, or by blocks of ground."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from ..config import Model
+from .records import SPLITS
+
+Cut = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class FilesSplit(Model):
+    """Files (or patterns) that are evaluated; all others are trained on."""
+
+    kind: Literal["files"]
+    val: list[str] = Field(default_factory=list)
+    test: list[str] = Field(default_factory=list)
+
+
+class BlocksSplit(Model):
+    """Ground in blocks of ``size`` [x, y]; 0 leaves an axis uncut.
+
+    A block's number is floor(x / size x) + floor(y / size y), modulo ``of``.
+    """
+
+    kind: Literal["blocks"]
+    size: Annotated[list[Cut], Field(min_length=2, max_length=2)]
+    of: Annotated[int, Field(ge=2)] = 2
+    test: list[int] = Field(default_factory=lambda: [1])
+    val: list[int] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _numbers(self) -> BlocksSplit:
+        if not any(self.size):
+            raise ValueError("size [0, 0] cuts no axis")
+        listed = self.test + self.val
+        if len(set(listed)) < len(listed):
+            raise ValueError("a block number is listed twice")
+        if not all(0 <= number < self.of for number in listed):
+            raise ValueError(f"block numbers go from 0 to {self.of - 1}")
+        if len(listed) == self.of:
+            raise ValueError("no block is left to train on")
+        return self
+
+
+Split = Annotated[FilesSplit | BlocksSplit, Field(discriminator="kind")]
+
+
+def divide(
+    xyz: NDArray[Any], split: FilesSplit | BlocksSplit | None, source: str, listed: Mapping[str, str]
+) -> dict[str, NDArray[np.int64]]:
+    """Rows of one scan, ascending, for each split that has any; an empty scan goes to its file's split.
+
+    ``xyz``: float64 (n, 3), global. ``listed``: source -> split of the files a `FilesSplit` names.
+    """
+    if not isinstance(split, BlocksSplit):
+        return {listed.get(source, "train"): np.arange(len(xyz))}
+    number = np.zeros(len(xyz))
+    for axis, size in enumerate(split.size):
+        if size:
+            number += np.floor(xyz[:, axis] / size)
+    number = np.mod(number, split.of)
+    members = {"val": np.isin(number, split.val), "test": np.isin(number, split.test)}
+    members["train"] = ~(members["val"] | members["test"])
+    rows = {name: np.flatnonzero(members[name]) for name in SPLITS}
+    return {name: found for name, found in rows.items() if len(found)} or {"train": np.arange(0)}

@@ -1,0 +1,86 @@
+"""Figures of every column over a split, in one pass, and percentiles from a bounded share of the rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .manifest import Figures
+from .records import Field
+
+KEPT = 1 << 20
+"""Rows that percentiles are taken from: all of them up to here, else every second, third, ... row."""
+
+_TOGETHER = 1 << 14
+"""Rows of small samples that are merged at once."""
+
+
+class Moments:
+    """Mean, spread and range of one column, merged piece by piece (Chan, Golub and LeVeque 1979).
+
+    ``rows`` is the number that will come, so that the rows kept for percentiles can be spread evenly.
+    """
+
+    def __init__(self, field: Field, rows: int) -> None:
+        self.count = np.zeros(field.width)
+        self.mean = np.zeros(field.width)
+        self.squares = np.zeros(field.width)
+        self.low = np.full(field.width, math.inf)
+        self.high = np.full(field.width, -math.inf)
+        self._step = max(-(-rows // KEPT), 1)
+        self._seen = 0
+        self._kept: list[NDArray[np.float64]] = []
+        self._waiting: list[NDArray[Any]] = []
+
+    def add(self, column: NDArray[Any]) -> None:
+        """Count the rows of one sample; values that are not finite are left out."""
+        self._waiting.append(column)
+        if sum(map(len, self._waiting)) >= _TOGETHER:
+            self._merge()
+
+    def _merge(self) -> None:
+        rows = np.concatenate(self._waiting) if self._waiting else np.empty(0)
+        self._waiting = []
+        values = rows.reshape(len(rows), len(self.mean)).astype(np.float64)
+        self._kept.append(values[-self._seen % self._step :: self._step])
+        self._seen += len(values)
+        finite = np.isfinite(values)
+        count = finite.sum(axis=0)
+        if not count.any():
+            return
+        present = np.maximum(count, 1)
+        mean = np.where(finite, values, 0).sum(axis=0) / present
+        squares = np.square(np.where(finite, values - mean, 0)).sum(axis=0)
+        total = np.maximum(self.count + count, 1)
+        delta = mean - self.mean
+        self.mean += delta * count / total
+        self.squares += squares + np.square(delta) * self.count * count / total
+        self.count += count
+        self.low = np.minimum(self.low, np.where(finite, values, math.inf).min(axis=0))
+        self.high = np.maximum(self.high, np.where(finite, values, -math.inf).max(axis=0))
+
+    def figures(self) -> Figures:
+        """The figures, null where no finite value came."""
+        self._merge()
+        spread = np.sqrt(self.squares / np.maximum(self.count, 1))
+        kept = np.concatenate(self._kept) if self._kept else np.empty((0, len(self.mean)))
+        bounds = [_percentiles(kept[:, i]) for i in range(len(self.mean))]
+        low, high = np.array(bounds).T
+        columns = (self.mean, spread, self.low, self.high, low, high)
+        names = ("mean", "std", "min", "max", "p01", "p99")
+        return Figures(**{name: self._known(values) for name, values in zip(names, columns, strict=True)})
+
+    def _known(self, values: NDArray[np.float64]) -> list[float | None]:
+        pairs = zip(values.tolist(), self.count.tolist(), strict=True)
+        return [value if count and math.isfinite(value) else None for value, count in pairs]
+
+
+def _percentiles(values: NDArray[np.float64]) -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return math.nan, math.nan
+    low, high = np.percentile(finite, (1, 99))
+    return float(low), float(high)

@@ -1,0 +1,164 @@
+"""Every byte of a dataset against its digests, and the index against the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import manifest, shards
+from .checks import blocks, chunk_sums, damaged_chunks, first_damage
+from .dataset import folder_of, table
+from .manifest import Manifest
+from .records import CHECK_ROWS, Field, sample_id
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A fault: the file's name in the dataset, the byte where it starts, and what is wrong."""
+
+    file: str
+    offset: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: offset {self.offset}: {self.cause}"
+
+
+def verify(path: str | Path) -> list[Problem]:
+    """All faults of a dataset, none if it is whole. Reads everything.
+
+    One flipped bit, in any file, is named with its exact byte; other damage with the first block of 256 rows
+    or, outside the columns, the MiB it is in. Raises DataError where there is no dataset or it is of another
+    version.
+    """
+    folder = folder_of(path)
+    text = (folder / manifest.NAME).read_bytes()
+    damage = manifest.find_damage(text)
+    if damage is not None:
+        manifest.check_version(folder / manifest.NAME, text, damage)
+        cause = "one bit is flipped" if damage.one_bit else "the text is not what was written"
+        return [Problem(manifest.NAME, damage.offset, cause)]
+    described = manifest.unseal(folder / manifest.NAME, text)
+    problems = [*_strangers(folder, described)]
+    # The tables first: they name what is damaged in a shard.
+    for name in sorted(described.files, key=lambda name: (name.startswith("shard-"), name)):
+        problems += _check_file(folder, name, described, tables_whole=not problems)
+    return problems or [*_check_index(folder, described)]
+
+
+def _strangers(folder: Path, described: Manifest) -> Iterator[Problem]:
+    for path in sorted(folder.iterdir()):
+        if path.name not in described.files and path.name != manifest.NAME:
+            yield Problem(path.name, 0, "is not part of the dataset")
+
+
+def _check_file(folder: Path, name: str, described: Manifest, *, tables_whole: bool) -> Iterator[Problem]:
+    digest, path = described.files[name], folder / name
+    try:
+        size, sha256, sums = chunk_sums(path)
+        if size != digest.bytes:
+            yield Problem(name, min(size, digest.bytes), f"has {size} bytes, {digest.bytes} were written")
+            return
+        damage = [*damaged_chunks(path, digest.crc32c)] if sums != digest.crc32c else []
+    except FileNotFoundError:
+        yield Problem(name, 0, "is missing")
+        return
+    except OSError as error:
+        yield Problem(name, 0, f"cannot be read ({error.strerror})")
+        return
+    for start, stop, bit in damage:
+        offset = start if bit is None else start + bit // 8
+        cause = "the bytes from here on are not what was written" if bit is None else "one bit is flipped"
+        if name.startswith("shard-") and tables_whole:
+            where = _Where(folder, name, described)
+            offset = where.first_damage(start, stop) if bit is None else offset
+            cause += f" ({where.name(offset)})"
+        yield Problem(name, offset, cause)
+    if not damage and sha256 != digest.sha256:
+        yield Problem(name, 0, "its SHA-256 is not that of what was written")
+
+
+class _Where:
+    """What lies where in one shard."""
+
+    def __init__(self, folder: Path, name: str, described: Manifest) -> None:
+        self.path = folder / name
+        self.fields: dict[str, Field] = {column.name: column.field() for column in described.columns}
+        self.index, self.sums = table(folder / shards.INDEX), table(folder / shards.CHECKSUMS)
+        self.names = shards.opened(folder / shards.SAMPLES)[0].get_batch(0).column("name")
+        number = int(name.removeprefix("shard-").removesuffix(".arrow"))
+        self.rows = np.flatnonzero(self.index["shard"] == number)
+
+    def columns(self) -> Iterator[tuple[int, str, int, int]]:
+        """Index row, column name, first byte and end of each column of each sample."""
+        for row in self.rows.tolist():
+            for name, field in self.fields.items():
+                start = int(self.index[f"pos_{name}"][row])
+                yield row, name, start, start + int(self.index["rows"][row]) * field.row_bytes
+
+    def first_damage(self, start: int, stop: int) -> int:
+        """The first byte in [start, stop) of a block of rows that is not as written; ``start`` if none is."""
+        data = np.memmap(self.path, np.uint8, "r")
+        found = []
+        for row, name, first, end in self.columns():
+            if first < stop and end > start:
+                block = int(self.index["block"][row])
+                sums = self.sums[name][block : block + blocks(int(self.index["rows"][row]))]
+                damage = first_damage(data[first:end].data, sums, self.fields[name].row_bytes)
+                if damage is not None:
+                    found.append(max(first + damage, start))
+        return min(found, default=start)
+
+    def name(self, offset: int) -> str:
+        """Sample, column and rows at a byte."""
+        for row, name, first, end in self.columns():
+            if first <= offset < end:
+                at = (offset - first) // self.fields[name].row_bytes // CHECK_ROWS * CHECK_ROWS
+                last = min(at + CHECK_ROWS, int(self.index["rows"][row])) - 1
+                return f"sample {self.names[row].as_py()}, column {name}, rows {at} to {last}"
+        return "between the columns"
+
+
+def _check_index(folder: Path, described: Manifest) -> Iterator[Problem]:
+    """Whether the tables say what the shards hold; only for files that are as they were written."""
+    fields = {column.name: column.field() for column in described.columns}
+    index, sums = table(folder / shards.INDEX), table(folder / shards.CHECKSUMS)
+    about = shards.opened(folder / shards.SAMPLES)[0].get_batch(0).to_pydict()
+    found = _found(folder, described, fields)
+    counts = {len(found), len(index["id"]), len(about["name"]), described.counts.samples}
+    if len(counts) > 1:
+        yield Problem(shards.INDEX, 0, f"shards, index, samples and {manifest.NAME} count {counts} samples")
+        return
+    for row, (shard, rows, positions, checks) in enumerate(found):
+        name, block = about["name"][row], int(index["block"][row])
+        wrong = []
+        if (shard, rows) != (index["shard"][row], index["rows"][row]):
+            wrong.append("shard or rows")
+        if index["id"][row] != sample_id(about["source"][row], about["tile"][row]):
+            wrong.append("id")
+        wrong += [f"position of {c}" for c in fields if index[f"pos_{c}"][row] != positions[c]]
+        stored = {c: sums[c][block : block + blocks(rows)] for c in fields}
+        wrong += [f"checksums of {c}" for c in fields if not np.array_equal(stored[c], checks[c])]
+        if wrong:
+            yield Problem(shards.INDEX, 0, f"sample {name}: {wrong[0]} does not agree with the shard")
+    for split, ranges in described.splits.items():
+        for part in ranges:
+            if set(about["split"][slice(*part.rows)]) != {split}:
+                yield Problem(manifest.NAME, 0, f"split {split} has a range with samples of another")
+
+
+def _found(
+    folder: Path, described: Manifest, fields: dict[str, Field]
+) -> list[tuple[int, int, dict[str, int], dict[str, NDArray[Any]]]]:
+    """Shard, rows, positions and checksums of every sample, read from the shards."""
+    names = sorted(name for name in described.files if name.startswith("shard-"))
+    return [
+        (number, rows, positions, sums)
+        for number, name in enumerate(names)
+        for rows, positions, sums in shards.locate(folder / name, fields)
+    ]
