@@ -1,0 +1,115 @@
+"""Puts the clouds of a batch into arrays of their own: dense with a mask, or ragged with offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pipelines.ops import Columns, SerialiseSettings
+from ..pipelines.ops.rows import count
+from ..pipelines.records import Field
+from ..pipelines.run_threads import Threads
+from ..samplers.curve import serialise
+
+if TYPE_CHECKING:
+    import torch
+
+RESERVED = ("ids", "weight", "mask", "offsets", "transposed")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One replica's part of a global batch; the arrays are its own.
+
+    ``step``: global batches before this one. ``ids`` uint64 (b,), 0 where ``weight`` float32 (b,) is 0: a
+    place without a sample, so that all replicas have the same b. Dense: columns (b, k, ...) and ``mask`` bool
+    (b, k), False on repeated rows. Ragged: columns (n, ...), cloud i in rows ``offsets[i]`` to
+    ``offsets[i + 1]`` of int64 (b + 1,). ``k`` is 0 where nothing limits the rows.
+    """
+
+    step: int
+    epoch: int
+    ids: NDArray[np.uint64]
+    columns: Columns
+    mask: NDArray[np.bool_] | None
+    offsets: NDArray[np.int64] | None
+    weight: NDArray[np.float32]
+    k: int
+
+    def torch(self) -> dict[str, torch.Tensor]:
+        """Columns, ids, weight and mask or offsets as tensors that share the batch's memory."""
+        from torch import from_numpy
+
+        arrays: Columns = {**self.columns, "ids": self.ids, "weight": self.weight}
+        if self.mask is not None:
+            arrays["mask"] = self.mask
+        if self.offsets is not None:
+            arrays["offsets"] = self.offsets
+        return {name: from_numpy(values) for name, values in arrays.items()}
+
+
+def dense(
+    clouds: list[Columns],
+    fields: dict[str, Field],
+    places: int,
+    k: int,
+    order: SerialiseSettings | None,
+    threads: Threads,
+) -> tuple[Columns, NDArray[np.bool_]]:
+    """Clouds of at most k rows as columns (places, k, ...) and their mask (places, k).
+
+    A shorter cloud repeats its rows in turn; an empty one, or a place without a cloud, is zero. With
+    ``order`` the k rows are sorted along a curve, and column ``transposed`` int64 (places, k) sorts them
+    along its transpose (Wu et al., Point Transformer V3, 2024).
+    """
+    columns: Columns = {}
+    for name, field in fields.items():
+        flat = field.empty(places * k)
+        columns[name] = flat.reshape(places, k, *flat.shape[1:])
+    mask = np.zeros((places, k), np.bool_)
+    if order:
+        columns["transposed"] = np.empty((places, k), np.int64)
+
+    def fill(i: int) -> None:
+        n = count(clouds[i]) if i < len(clouds) else 0
+        if not n:
+            for values in columns.values():
+                values[i] = 0
+            if order:
+                columns["transposed"][i] = np.arange(k)
+            return
+        index = np.arange(k) % n
+        if order:
+            sort, columns["transposed"][i] = serialise(clouds[i]["xyz"][index], order.cell)
+            index = index[sort]
+            mask[i] = sort < n
+        else:
+            mask[i] = np.arange(k) < n
+        whole = n == k and not order
+        for name, values in clouds[i].items():
+            if whole:
+                columns[name][i] = values
+            else:
+                np.take(values, index, axis=0, out=columns[name][i], mode="clip")
+
+    threads.each(fill, places)
+    return columns, mask
+
+
+def ragged(
+    clouds: list[Columns], fields: dict[str, Field], places: int, threads: Threads
+) -> tuple[Columns, NDArray[np.int64]]:
+    """Clouds one after another as columns (n, ...) and offsets int64 (places + 1,)."""
+    sizes = [count(cloud) for cloud in clouds] + [0] * (places - len(clouds))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    columns = {name: field.empty(int(offsets[-1])) for name, field in fields.items()}
+
+    def fill(i: int) -> None:
+        for name, values in clouds[i].items():
+            columns[name][offsets[i] : offsets[i + 1]] = values
+
+    threads.each(fill, len(clouds))
+    return columns, offsets

@@ -1,0 +1,64 @@
+"""Counter-based randomness: a draw is a hash of what it is for, so it is the same on every machine.
+
+The hash is splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
+row i of the stream of a key is the finaliser of ``key + (i + 1) * golden``. No library stream is used: those
+may change between versions.
+"""
+
+from __future__ import annotations
+
+import operator
+from hashlib import blake2b
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_A, _B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def mix(word: np.uint64) -> np.uint64:
+    """Finaliser of splitmix64, uint64 -> uint64, one to one: for use inside kernels."""
+    word = np.uint64(word)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(_A)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(_B)
+    return word ^ (word >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _fill(key: np.uint64, start: np.uint64, out: NDArray[np.uint64]) -> None:
+    for i in range(out.size):
+        out[i] = mix(key + (start + np.uint64(i) + np.uint64(1)) * np.uint64(_GOLDEN))
+
+
+def key(*parts: int | str) -> int:
+    """Fold whole numbers (modulo 2^64) and strings into one key in [0, 2^64); their order counts."""
+    state = 0
+    for part in parts:
+        if isinstance(part, str):
+            word = int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "little")
+        else:
+            word = operator.index(part)
+        state = _mix(((state + _GOLDEN) ^ word) & _MASK)
+    return state
+
+
+def hashes(key: int, n: int, start: int = 0) -> NDArray[np.uint64]:
+    """One hash a row: uint64 (n,) for rows ``start`` to ``start + n`` of the key's stream, all different."""
+    out = np.empty(n, np.uint64)
+    _fill(np.uint64(key & _MASK), np.uint64(start), out)
+    return out
+
+
+def uniform(key: int, n: int) -> NDArray[np.float64]:
+    """float64 (n,), evenly spread over [0, 1) in steps of 2^-53."""
+    return (hashes(key, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(word: int) -> int:
+    word = (word ^ (word >> 30)) * _A & _MASK
+    word = (word ^ (word >> 27)) * _B & _MASK
+    return word ^ (word >> 31)

@@ -1,0 +1,94 @@
+"""The gate before every sampler: a cloud in a known form, or a refusal that names what was given."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A cloud that passed the gate.
+
+    ``xyz``: float32 or float64 (n, 3), C order, native bytes. ``rows``: int64, the rows whose coordinates
+    are all finite, or None where all are. ``tensor``: it came as a torch tensor.
+    """
+
+    xyz: NDArray[Any]
+    rows: NDArray[np.int64] | None
+    tensor: bool
+
+    @property
+    def finite(self) -> NDArray[Any]:
+        """The finite rows, float32 or float64 (m, 3)."""
+        return self.xyz if self.rows is None else self.xyz[self.rows]
+
+
+def checked(xyz: Any) -> Cloud:
+    """Convert a cloud (n, 3) to float32 or float64 in C order and find its finite rows.
+
+    float16 becomes float32, whole numbers become float64; any stride or byte order will do. Rows with a
+    non-finite coordinate are counted in a warning. Raises UsageError, with dtype and shape, for the rest.
+    """
+    array = as_array(xyz, "xyz")
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if array.ndim != 2 or array.shape[1] != 3 or kind not in "iuf" or size > 8:
+        cause = f"has shape {array.shape} and dtype {array.dtype}"
+        raise UsageError("xyz", cause, "give real numbers of shape (n, 3), float64 or narrower")
+    floats = np.float32 if kind == "f" and size <= 4 else np.float64
+    converted = np.ascontiguousarray(array, dtype=floats)
+    if kind in "iu" and size == 8 and array.size and np.abs(converted).max() > 2.0**53:
+        raise UsageError("xyz", f"has {array.dtype} values beyond 2^53", "subtract an origin first")
+    return Cloud(converted, _finite_rows(converted), is_tensor(xyz))
+
+
+def as_array(value: Any, name: str) -> NDArray[Any]:
+    """A numpy array of ``value`` without a copy where that is possible; a CUDA tensor is refused."""
+    if is_tensor(value):
+        if value.device.type != "cpu":
+            raise UsageError(name, f"is a tensor on {value.device}", "move it to the CPU with .cpu()")
+        try:
+            return np.asarray(value.detach().numpy())
+        except TypeError:
+            raise UsageError(name, f"has dtype {value.dtype}", "convert it to one numpy knows") from None
+    return np.asarray(value)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a torch tensor; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def as_given(array: NDArray[Any], tensor: bool) -> Any:
+    """``array``, or a tensor that shares its memory."""
+    return sys.modules["torch"].from_numpy(array) if tensor else array
+
+
+def whole(value: Any, name: str) -> int:
+    """A whole number as int; UsageError for anything else, True and 3.0 too."""
+    try:
+        if not isinstance(value, bool | np.bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise UsageError(name, f"is {value!r}", "give a whole number")
+
+
+def _finite_rows(xyz: NDArray[Any]) -> NDArray[np.int64] | None:
+    # Minimum and maximum hand on every NaN, in two quick passes.
+    if not xyz.size or (np.isfinite(xyz.min()) and np.isfinite(xyz.max())):
+        return None
+    rows = np.flatnonzero(np.isfinite(xyz).all(axis=1))
+    log.warning("%d of %d rows have a non-finite coordinate and are left out", len(xyz) - len(rows), len(xyz))
+    return rows

@@ -1,0 +1,129 @@
+"""Operators that move a cloud: what moves, how, and what does not."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tamis.pipelines.ops import (
+    TABLE,
+    Call,
+    Columns,
+    FlipSettings,
+    OperatorSettings,
+    RotateSettings,
+    ScaleSettings,
+    SerialiseSettings,
+)
+from tamis.samplers.fields import Kind
+
+KINDS: dict[str, Kind] = {"xyz": "point", "normal": "vector", "label": "class", "rgb": "colour"}
+keys = st.integers(0, 2**64 - 1)
+
+
+def cloud(n: int = 50, seed: int = 0) -> Columns:
+    rng = np.random.default_rng(seed)
+    normal = rng.normal(size=(n, 3))
+    return {
+        "xyz": rng.normal(scale=10, size=(n, 3)).astype(np.float32),
+        "normal": (normal / np.linalg.norm(normal, axis=1, keepdims=True)).astype(np.float32),
+        "label": rng.integers(-1, 5, n).astype(np.int32),
+        "rgb": rng.integers(0, 256, (n, 3)).astype(np.uint8),
+    }
+
+
+def applied(operator: OperatorSettings, columns: Columns, key: int) -> Columns:
+    before = {name: values.copy() for name, values in columns.items()}
+    after = TABLE[operator.kind, "threads"](columns, Call(operator, KINDS, key, None))
+    for name in columns:
+        assert np.array_equal(columns[name], before[name]), "an operator changed its input"
+        assert (after[name].dtype, after[name].shape) == (before[name].dtype, before[name].shape)
+    assert np.array_equal(after["label"], before["label"])
+    assert np.array_equal(after["rgb"], before["rgb"])
+    return after
+
+
+@settings(deadline=None)
+@given(axis=st.sampled_from(["x", "y", "z"]), key=keys)
+def test_rotate_keeps_lengths_and_normals_follow(axis: Any, key: int) -> None:
+    before = cloud()
+    after = applied(RotateSettings(axis=axis), before, key)
+    for name in ("xyz", "normal"):
+        a, b = (np.linalg.norm(c[name], axis=1) for c in (before, after))
+        assert np.allclose(a, b, rtol=1e-5)
+    still = "xyz".index(axis)
+    assert np.array_equal(after["xyz"][:, still], before["xyz"][:, still])
+    a, b = (np.einsum("ij,ij->i", c["xyz"].astype(float), c["normal"]) for c in (before, after))
+    assert np.allclose(a, b, atol=1e-4)
+    a, b = (np.linalg.det(c["xyz"][:3].astype(float)) for c in (before, after))
+    assert np.allclose(a, b, rtol=1e-3, atol=1e-2)  # a turn, not a mirroring
+
+
+def test_rotate_turns_by_at_most_half_of_degrees_either_way() -> None:
+    x: Columns = {
+        "xyz": np.array([[1, 0, 0]], np.float32),
+        "label": np.zeros(1, np.int32),
+        "rgb": np.zeros((1, 3), np.uint8),
+    }
+    turned = [applied(RotateSettings(degrees=20.0), x, key)["xyz"][0] for key in range(200)]
+    angles = np.degrees([np.arctan2(p[1], p[0]) for p in turned])
+    assert -10.001 <= angles.min() < -8
+    assert 8 < angles.max() <= 10.001
+    assert np.array_equal(applied(RotateSettings(degrees=0.0), x, 5)["xyz"], x["xyz"])
+
+
+@given(key=keys, axes=st.lists(st.sampled_from("xyz"), unique=True))
+def test_flip_mirrors_points_and_normals_in_named_axes_only(key: int, axes: list[Any]) -> None:
+    before = cloud()
+    after = applied(FlipSettings(axes=tuple(axes)), before, key)
+    signs = np.sign(after["xyz"][0] / before["xyz"][0])
+    assert np.array_equal(np.abs(signs), [1, 1, 1])
+    assert all(signs[i] == 1 for i, axis in enumerate("xyz") if axis not in axes)
+    assert np.array_equal(after["xyz"], before["xyz"] * signs.astype(np.float32))
+    assert np.array_equal(after["normal"], before["normal"] * signs.astype(np.float32))
+
+
+def test_flip_mirrors_each_axis_about_half_of_the_time() -> None:
+    before = cloud(1)
+    after = [applied(FlipSettings(), before, key)["xyz"][0] != before["xyz"][0] for key in range(400)]
+    share = np.mean(after, axis=0)
+    assert np.all(np.abs(share[:2] - 0.5) < 0.1)
+    assert share[2] == 0
+    assert {tuple(map(bool, a[:2])) for a in after} == {(i, j) for i in (False, True) for j in (False, True)}
+
+
+@given(key=keys, low=st.floats(0.1, 1), high=st.floats(1, 3))
+def test_scale_multiplies_points_only(key: int, low: float, high: float) -> None:
+    before = cloud()
+    after = applied(ScaleSettings(low=low, high=high), before, key)
+    factors = after["xyz"].astype(float) / before["xyz"]
+    assert low * (1 - 1e-5) <= factors.min()
+    assert factors.max() <= high * (1 + 1e-5)
+    assert np.ptp(factors) < 1e-5
+    assert np.array_equal(after["normal"], before["normal"])
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "says"),
+    [
+        (ScaleSettings, {"low": 2.0, "high": 1.0}, "low 2.0 is above high 1.0"),
+        (ScaleSettings, {"low": 0.0, "high": 1.0}, "greater than 0"),
+        (RotateSettings, {"axis": "w"}, "'x', 'y' or 'z'"),
+        (RotateSettings, {"degrees": 400.0}, "less than or equal to 360"),
+        (SerialiseSettings, {"cell": -1.0}, "greater than 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(model: Any, values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        model(**values)
+
+
+def test_the_table_has_every_operator_but_the_closing_sort() -> None:
+    kinds = {model.model_fields["kind"].default for model in get_args(get_args(OperatorSettings)[0])}
+    assert {name for name, engine in TABLE} == kinds - {"serialise"}
+    assert {engine for name, engine in TABLE} == {"threads"}
