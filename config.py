@@ -40,7 +40,9 @@ M = TypeVar("M", bound=Model)
 
 
 def load(config: str | Path, overrides: Sequence[str], model: type[M]) -> M:
-    """Read a TOML path, or a name shipped in ``configs/``, apply ``key=value`` overrides and check it.
+    """Read a TOML path, a run's folder or a name shipped in ``configs/``, apply overrides and check it.
+
+    ``overrides``: ``key=value`` each, with dotted keys and TOML values; a bare word is a string.
 
     Raises DataError where the file cannot be read, UsageError where a key or a value is wrong.
     """
@@ -57,10 +59,10 @@ def load(config: str | Path, overrides: Sequence[str], model: type[M]) -> M:
 
 
 def find(config: str | Path) -> Path:
-    """Path of a configuration: a file, else a shipped name such as ``quickstart``."""
-    path = Path(config)
-    if path.is_file():
-        return path
+    """Path of a configuration: a file, the folder of a run, else a shipped name such as ``quickstart``."""
+    for path in (Path(config), Path(config, "config.toml")):
+        if path.is_file():
+            return path
     shipped = SHIPPED / f"{config}.toml"
     if shipped.is_file():
         return shipped

@@ -54,7 +54,7 @@ def morton_order(points: NDArray[np.float32]) -> NDArray[Any]:
 
     ``points``: float32 (n, 3) in C order, n > 0, finite. The cells are about 30 times as many as the rows.
     """
-    bits = int(min(26, max(12, np.ceil(np.log2(len(points))) + 5)))
+    bits = min(max((len(points) - 1).bit_length() + 5, 12), 26)
     rows = np.arange(len(points), dtype=np.int32 if len(points) < 2**31 else np.int64)
     ordered: NDArray[Any] = radix_order(_space_keys(points, bits), rows)
     return ordered
@@ -85,9 +85,9 @@ def radix_order(keys: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
         sorted_keys, sorted_rows = np.empty_like(keys), np.empty_like(rows)
         for i in range(n):
             d = (keys[i] >> shift) & mask
-            sorted_keys[place[d]] = keys[i]
-            sorted_rows[place[d]] = rows[i]
-            place[d] += 1
+            at = place[d]
+            place[d] = at + 1
+            sorted_keys[at], sorted_rows[at] = keys[i], rows[i]
         keys, rows = sorted_keys, sorted_rows
     return rows
 

@@ -21,7 +21,10 @@ _MASK = (1 << 64) - 1
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def mix(word: np.uint64) -> np.uint64:
-    """Finaliser of splitmix64, uint64 -> uint64, one to one: for use inside kernels."""
+    """Finaliser of splitmix64, uint64 -> uint64, one to one: for use inside kernels.
+
+    It never changes: numba would not notice in the kernels of other files that it has inlined it in.
+    """
     word = np.uint64(word)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(_A)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(_B)

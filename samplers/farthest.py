@@ -1,39 +1,24 @@
-"""Farthest-point sampling, exact, by a search that skips what cannot change.
+"""Farthest-point sampling, equal to brute force.
 
 The method is that of Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985, which Eldar
 et al., "The farthest point strategy", 1997, brought to sampling: pick the row farthest from all picked ones,
-again and again. Each row keeps the squared distance d to the nearest picked row, and a pick lowers the d of
-rows around it only. So rows are sorted along a Morton curve into blocks of 128 with a tight box each, sixteen
-blocks to a group, and a pick visits only the blocks whose box is nearer to it than the largest d inside
-(bucket search: Han et al., "QuickFPS", 2023).
-
-Skipping is exact, not nearly so. A box's distance is computed by the same float32 operations in the same
-order as a point's, from parts that are no larger, and rounding never swaps the order of two numbers. So every
-point of a box is at least as far, as computed, as its box: where that is no less than the largest d, no
-minimum changes.
+again and again. `search` does it without visiting every row for every pick.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import UsageError
 from . import draw
-from .curve import morton_order
 from .gate import Cloud, as_array, as_given, checked, is_tensor, whole
+from .search import search
 
 Start = int | Literal["random", "centroid"]
 
-_BLOCK = 128
-_GROUP = 16
-_X, _Y, _Z, _D = 0, 1, 2, 3  # the four lines of a block
-_MAX = 6  # the seventh line of a group's boxes: the largest d of each block
-_PICKED = np.float32(-1)  # the d of picked rows and of padding: less than every distance
-_LOWEST = np.int32(-(2**31))
 _OVERFLOW = 3e38
 
 
@@ -53,13 +38,11 @@ def farthest(xyz: Any, k: int, *, start: Start = 0, seed: int = 0) -> Any:
     unknown, and where the cloud is so wide (about 1e19) that squared distances overflow float32.
     """
     cloud, k = checked(xyz), whole(k, "k")
-    finite = cloud.finite
-    if not 0 <= k <= len(finite):
-        raise UsageError(
-            "farthest", f"cannot pick {k} of {len(finite)} finite rows", f"ask for 0 to {len(finite)}"
-        )
+    n = len(cloud.xyz if cloud.rows is None else cloud.rows)
+    if not 0 <= k <= n:
+        raise UsageError("farthest", f"cannot pick {k} of {n} finite rows", f"ask for 0 to {n}")
     first = _first(cloud, start, seed)
-    index = _pick_rows(_as_float32(finite), k, first) if k else np.empty(0, np.int64)
+    index = search(_as_float32(cloud), k, first) if k else np.empty(0, np.int64)
     return as_given(index if cloud.rows is None else cloud.rows[index], cloud.tensor)
 
 
@@ -74,14 +57,12 @@ def farthest_batch(xyz: Any, offsets: Any, k: Any) -> Any:
     bounds, array, counts = as_array(offsets, "offsets"), as_array(xyz, "xyz"), as_array(k, "k")
     fits = bounds.ndim == 1 and bounds.dtype.kind in "iu" and bounds.size > 0
     if not fits or bounds[0] != 0 or bounds[-1] != len(array) or (bounds[1:] < bounds[:-1]).any():
-        raise UsageError(
-            "offsets", f"do not divide {len(array)} rows", "give whole numbers rising from 0 to n"
-        )
+        cause = f"do not divide {len(array)} rows"
+        raise UsageError("offsets", cause, "give whole numbers rising from 0 to n")
     clouds = bounds.size - 1
     if counts.shape not in ((), (clouds,)):
-        raise UsageError(
-            "k", f"has shape {counts.shape}", f"give one number, or one for each of {clouds} clouds"
-        )
+        cause = f"has shape {counts.shape}"
+        raise UsageError("k", cause, f"give one number, or one for each of {clouds} clouds")
     picks = [np.empty(0, np.int64)]
     for c, count in enumerate(np.broadcast_to(counts, clouds).tolist()):
         try:
@@ -109,216 +90,12 @@ def _first(cloud: Cloud, start: Start, seed: int) -> int:
     return row if cloud.rows is None else int(np.searchsorted(cloud.rows, row) % max(len(cloud.rows), 1))
 
 
-def _as_float32(finite: NDArray[Any]) -> NDArray[np.float32]:
-    """The points as the search takes them; refused where their squared distances could overflow."""
-    widest = float(finite.max()) - float(
-        finite.min()
-    )  # over all axes: quick, and nearly always enough to know
-    if not 3 * widest * widest < _OVERFLOW:
-        extent = finite.max(axis=0).astype(np.float64) - finite.min(axis=0)
-        if not np.square(extent / 1e19).sum() < _OVERFLOW / 1e38:
-            cause = f"the cloud spans {extent.tolist()}: squared distances overflow float32"
+def _as_float32(cloud: Cloud) -> NDArray[np.float32]:
+    """The finite points as the search takes them; refused where their squared distances could overflow."""
+    finite, spread = cloud.finite, cloud.high - cloud.low
+    if not 3 * spread * spread < _OVERFLOW:  # nearly always enough to know
+        extent = [float(high) - float(low) for low, high in zip(finite.min(0), finite.max(0), strict=True)]
+        if not sum(edge * edge for edge in extent) < _OVERFLOW:
+            cause = f"the cloud spans {extent}: squared distances overflow float32"
             raise UsageError("farthest", cause, "scale the coordinates or drop the outliers")
     return finite if finite.dtype == np.float32 else (finite - finite[0]).astype(np.float32)
-
-
-def _pick_rows(points: NDArray[np.float32], k: int, first: int) -> NDArray[np.int64]:
-    # Sorted by a call of its own: numba does not see a change in another file when it caches what it inlined.
-    index = np.empty(k, np.int64)
-    _search(points, morton_order(points), first, index)
-    return index
-
-
-class _Tree(NamedTuple):
-    """The points in blocks, the blocks in groups, and what is known of each."""
-
-    blocks: NDArray[np.float32]
-    """(blocks, 4, 128): x, y, z and d of each block's points, in lines of their own."""
-    boxes: NDArray[np.float32]
-    """(groups, 7, 16): low x, high x, low y, high y, low z, high z and largest d of each block of a group."""
-    hulls: NDArray[np.float32]
-    """(6, groups): the same bounds of whole groups."""
-    highs: NDArray[np.float32]
-    """(groups, up to a multiple of 8): largest d of each group."""
-    ties: NDArray[np.int32]
-    """(blocks,): lane of the lowest row that has its block's largest d; -1 where not known."""
-    near: NDArray[np.uint8]
-    """(groups, up to a multiple of 8): whether the last pick may change the group."""
-    near_blocks: NDArray[np.uint8]
-    """(16,): the same of the blocks of one group."""
-    block_bits: NDArray[np.int32]
-    """The same memory as ``blocks``. Distances, and -1, order alike as int32, whose maximum vectorises."""
-    box_bits: NDArray[np.int32]
-    """The same memory as ``boxes``."""
-    high_bits: NDArray[np.int32]
-    """The same memory as ``highs``."""
-    near_eights: NDArray[np.uint64]
-    """The same memory as ``near``, so that eight groups out of reach are passed over at once."""
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _search(points: NDArray[np.float32], order: NDArray[Any], first: int, index: NDArray[np.int64]) -> None:
-    """Fill ``index`` with rows of ``points`` from ``first`` on; ``order`` is their Morton order."""
-    tree = _tree(points, order)
-    at = 0
-    while order[at] != first:
-        at += 1
-    for i in range(index.size):
-        index[i] = order[at]
-        tree.blocks[at // _BLOCK, _D, at % _BLOCK] = _PICKED
-        if i + 1 < index.size:
-            _update(tree, at // _BLOCK, at % _BLOCK)
-            at = _pick(tree, order)
-
-
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _tree(points: NDArray[np.float32], order: NDArray[Any]) -> _Tree:
-    """Blocks of the points in ``order``, and their boxes; every d infinite.
-
-    The last group is filled up with copies of the last point that count as picked, so that the loops over
-    lanes and blocks have constant lengths and vectorise.
-    """
-    n = len(points)
-    groups = (n + _BLOCK * _GROUP - 1) // (_BLOCK * _GROUP)
-    blocks = np.empty((groups * _GROUP, 4, _BLOCK), np.float32)
-    boxes = np.empty((groups, 7, _GROUP), np.float32)
-    hulls = np.empty((6, groups), np.float32)
-    highs = np.full((groups + 7) // 8 * 8, _PICKED)
-    highs[:groups] = np.inf
-    ties = np.full(groups * _GROUP, -1, np.int32)
-    near = np.zeros((groups + 7) // 8 * 8, np.uint8)
-    for b in range(groups * _GROUP):
-        for lane in range(_BLOCK):
-            at = b * _BLOCK + lane
-            row = order[min(at, n - 1)]
-            blocks[b, _X, lane] = points[row, 0]
-            blocks[b, _Y, lane] = points[row, 1]
-            blocks[b, _Z, lane] = points[row, 2]
-            blocks[b, _D, lane] = np.float32(np.inf) if at < n else _PICKED
-        g, j = b // _GROUP, b % _GROUP
-        for axis in range(3):
-            low = high = blocks[b, axis, 0]
-            for lane in range(_BLOCK):
-                value = blocks[b, axis, lane]
-                low = value if value < low else low
-                high = value if value > high else high
-            boxes[g, 2 * axis, j], boxes[g, 2 * axis + 1, j] = low, high
-        boxes[g, _MAX, j] = blocks[b, _D, 0]  # infinite, or padding throughout
-    for g in range(groups):
-        for axis in range(3):
-            hulls[2 * axis, g] = boxes[g, 2 * axis].min()
-            hulls[2 * axis + 1, g] = boxes[g, 2 * axis + 1].max()
-    return _Tree(
-        blocks,
-        boxes,
-        hulls,
-        highs,
-        ties,
-        near,
-        np.empty(_GROUP, np.uint8),
-        blocks.view(np.int32),
-        boxes.view(np.int32),
-        highs.view(np.int32),
-        near.view(np.uint64),
-    )
-
-
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _update(tree: _Tree, picked: int, lane: int) -> None:
-    """Lower the d of every row to its distance from the row just picked, where that can change it."""
-    x, y, z = tree.blocks[picked, _X, lane], tree.blocks[picked, _Y, lane], tree.blocks[picked, _Z, lane]
-    own = picked // _GROUP
-    for g in range(tree.hulls.shape[1]):
-        dx = _outside(tree.hulls[0, g], tree.hulls[1, g], x)
-        dy = _outside(tree.hulls[2, g], tree.hulls[3, g], y)
-        dz = _outside(tree.hulls[4, g], tree.hulls[5, g], z)
-        tree.near[g] = 1 if dx * dx + dy * dy + dz * dz < tree.highs[g] else 0
-    tree.near[own] = 1  # the picked row left its block, whose largest d may have been its own
-    for e in range(tree.near_eights.size):
-        if tree.near_eights[e] == 0:
-            continue
-        for g in range(e * 8, e * 8 + 8):
-            if tree.near[g] == 0:
-                continue
-            for j in range(_GROUP):
-                dx = _outside(tree.boxes[g, 0, j], tree.boxes[g, 1, j], x)
-                dy = _outside(tree.boxes[g, 2, j], tree.boxes[g, 3, j], y)
-                dz = _outside(tree.boxes[g, 4, j], tree.boxes[g, 5, j], z)
-                tree.near_blocks[j] = 1 if dx * dx + dy * dy + dz * dz < tree.boxes[g, _MAX, j] else 0
-            if g == own:
-                tree.near_blocks[picked - own * _GROUP] = 1
-            for j in range(_GROUP):
-                if tree.near_blocks[j] != 0:
-                    _lower(tree, g, j, x, y, z)
-            most = _LOWEST
-            for j in range(_GROUP):
-                most = max(most, tree.box_bits[g, _MAX, j])
-            tree.high_bits[g] = most
-
-
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _outside(low: np.float32, high: np.float32, value: np.float32) -> np.float32:
-    """How far ``value`` lies outside [low, high]: 0 within."""
-    below, above = low - value, value - high
-    most = below if below > above else above
-    return most if most > np.float32(0) else np.float32(0)
-
-
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _lower(tree: _Tree, g: int, j: int, x: np.float32, y: np.float32, z: np.float32) -> None:
-    """Lower the d of block ``j`` of group ``g`` to the distances from a point, and so its largest d."""
-    b = g * _GROUP + j
-    for lane in range(_BLOCK):
-        dx = tree.blocks[b, _X, lane] - x
-        dy = tree.blocks[b, _Y, lane] - y
-        dz = tree.blocks[b, _Z, lane] - z
-        d = dx * dx + dy * dy + dz * dz
-        old = tree.blocks[b, _D, lane]
-        tree.blocks[b, _D, lane] = d if d < old else old
-    most = _LOWEST
-    for lane in range(_BLOCK):
-        most = max(most, tree.block_bits[b, _D, lane])
-    tree.box_bits[g, _MAX, j] = most
-    tree.ties[b] = -1
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _pick(tree: _Tree, order: NDArray[Any]) -> int:
-    """Where in ``order`` the row with the largest d is; of several, the lowest row.
-
-    On a lattice very many rows tie: ``ties`` saves searching their blocks again for every pick.
-    """
-    most = _LOWEST
-    for g in range(tree.high_bits.size):
-        most = max(most, tree.high_bits[g])
-    best, at = len(order), 0
-    for e in range(tree.near_eights.size):
-        hit = False
-        for g in range(e * 8, e * 8 + 8):
-            hit |= tree.high_bits[g] == most
-        if not hit:
-            continue
-        for g in range(e * 8, e * 8 + 8):
-            if tree.high_bits[g] != most:
-                continue
-            for j in range(_GROUP):
-                if tree.box_bits[g, _MAX, j] == most:
-                    b = g * _GROUP + j
-                    if tree.ties[b] < 0:
-                        tree.ties[b] = _lowest_row(tree, order, b, most)
-                    row = order[b * _BLOCK + tree.ties[b]]
-                    if row < best:
-                        best, at = row, b * _BLOCK + tree.ties[b]
-    return at
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _lowest_row(tree: _Tree, order: NDArray[Any], b: int, most: np.int32) -> int:
-    """Lane of the lowest row of block ``b`` whose d is ``most``."""
-    lowest, at = len(order), 0
-    for lane in range(_BLOCK):
-        if tree.block_bits[b, _D, lane] == most:
-            row = order[b * _BLOCK + lane]
-            if row < lowest:
-                lowest, at = row, lane
-    return at

@@ -46,7 +46,7 @@ def reduction(kind: Kind, dtype: np.dtype[Any]) -> Reduction:
     no known kind: mean; time and all else: first.
     """
     floats = dtype.kind == "f"
-    if kind == "class":
+    if kind == "class" and dtype.kind in "iufb":
         return "majority"
     if kind == "colour" and dtype.kind in "iu":
         return "rounded"

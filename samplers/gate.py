@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import sys
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ class Cloud:
     """A cloud that passed the gate.
 
     ``xyz``: float32 or float64 (n, 3), C order, native bytes. ``rows``: int64, the rows whose coordinates
-    are all finite, or None where all are. ``tensor``: it came as a torch tensor.
+    are all finite, or None where all are. ``low``, ``high``: the lowest and highest finite coordinate, of all
+    axes together; 0 where there are none. ``tensor``: it came as a torch tensor.
     """
 
     xyz: NDArray[Any]
     rows: NDArray[np.int64] | None
+    low: float
+    high: float
     tensor: bool
 
     @property
@@ -49,7 +53,17 @@ def checked(xyz: Any) -> Cloud:
     converted = np.ascontiguousarray(array, dtype=floats)
     if kind in "iu" and size == 8 and array.size and np.abs(converted).max() > 2.0**53:
         raise UsageError("xyz", f"has {array.dtype} values beyond 2^53", "subtract an origin first")
-    return Cloud(converted, _finite_rows(converted), is_tensor(xyz))
+    (low, high), rows = _range(converted), None
+    if not (math.isfinite(low) and math.isfinite(high)):  # they hand on every NaN
+        rows = np.flatnonzero(np.isfinite(converted).all(axis=1))
+        bad, n = len(converted) - len(rows), len(converted)
+        log.warning("%d of %d rows have a non-finite coordinate and are left out", bad, n)
+        low, high = _range(converted[rows])
+    return Cloud(converted, rows, low, high, is_tensor(xyz))
+
+
+def _range(xyz: NDArray[Any]) -> tuple[float, float]:
+    return (float(xyz.min()), float(xyz.max())) if len(xyz) else (0.0, 0.0)
 
 
 def as_array(value: Any, name: str) -> NDArray[Any]:
@@ -83,12 +97,3 @@ def whole(value: Any, name: str) -> int:
     except TypeError:
         pass
     raise UsageError(name, f"is {value!r}", "give a whole number")
-
-
-def _finite_rows(xyz: NDArray[Any]) -> NDArray[np.int64] | None:
-    # Minimum and maximum hand on every NaN, in two quick passes.
-    if not xyz.size or (np.isfinite(xyz.min()) and np.isfinite(xyz.max())):
-        return None
-    rows = np.flatnonzero(np.isfinite(xyz).all(axis=1))
-    log.warning("%d of %d rows have a non-finite coordinate and are left out", len(xyz) - len(rows), len(xyz))
-    return rows

@@ -95,8 +95,15 @@ def _exact_sums(rows: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray
     return sums
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
 def _majority(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+    if rows.dtype != np.uint64:  # int64 and float64 hold all the others, and two kernels will do
+        rows = rows.astype(np.float64 if rows.dtype.kind == "f" else np.int64)
+    winners: NDArray[Any] = _vote(rows, starts)
+    return winners
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _vote(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
     """Most frequent value; -1 counts only where there is nothing else; the lowest value wins a tie."""
     out = np.empty((len(starts) - 1, rows.shape[1]), rows.dtype)
     for m in range(len(out)):

@@ -1,8 +1,4 @@
-"""Voxel grid: one point for each cell of a grid that is fixed in the world.
-
-Rows are sorted by cell with a stable radix sort, one axis after the other, and each run of rows that share a
-cell becomes one point. Three cell numbers are never packed into one, so nothing can overflow.
-"""
+"""Voxel grid: one point for each occupied cell of a grid that is fixed in the world."""
 
 from __future__ import annotations
 
@@ -14,11 +10,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .curve import radix_order
+from .cells import centroids, locate, run_starts, sorted_rows
 from .fields import Reduction, reduction_of
 from .gate import as_array, as_given, checked, is_tensor
 from .merge import Runs, merge
@@ -30,9 +25,6 @@ Pick = Literal["centroid", "first", "nearest", "random", "center"]
 _PICKS = ("centroid", "first")
 _MOST_CELLS = 2.0**53
 """Above it float64 no longer tells neighbouring cells apart."""
-
-_ONE = 2.0**30
-"""Steps to a cell's edge in the fixed-point sums: those of 2^33 rows fit an int64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,11 +111,11 @@ def voxel(
     given = _chosen(fields or {}, reduce or {}, len(cloud.xyz))
 
     points = cloud.finite
-    cells, inside = _located(points, world, corner, size)
-    order = _sorted_rows(cells)
-    starts = _starts(cells, order)
+    cells, inside = _located(points, max(-cloud.low, cloud.high), world, corner, size)
+    order = sorted_rows(cells)
+    starts = run_starts(cells, order)
     if pick == "centroid":
-        out = _centroids(cells, inside, order, starts, world, corner, size)
+        out = centroids(cells, inside, order, starts, world, corner, size)
     else:
         out = points[order[starts[:-1]]].astype(np.float32)
     _report(size, len(points), len(out))
@@ -144,9 +136,8 @@ def _chosen(
     """Of each field a copy, as callers reuse their buffers, whether it is a tensor, and its reduction."""
     for name in reduce.keys() - fields.keys():
         near = difflib.get_close_matches(name, fields, 1)
-        raise UsageError(
-            "voxel", f"reduce names no field: {name!r}", f"did you mean {near[0]!r}?" if near else ""
-        )
+        cause = f"reduce names {name!r}, which is no field"
+        raise UsageError("voxel", cause, f"did you mean {near[0]!r}?" if near else "check the name")
     chosen: dict[str, tuple[NDArray[Any], bool, Reduction]] = {}
     for name, values in fields.items():
         array = as_array(values, name)
@@ -158,106 +149,20 @@ def _chosen(
 
 
 def _located(
-    points: NDArray[Any], world: NDArray[np.float64], corner: NDArray[np.float64], size: float
+    points: NDArray[Any], reach: float, world: NDArray[np.float64], corner: NDArray[np.float64], size: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    reach = max(-float(points.min()), float(points.max())) if len(points) else 0.0
+    """Cells of the points and places inside them; refused or told where floats are too coarse for them."""
     if reach > float(np.finfo(np.float32).max):
-        raise UsageError(
-            "voxel", f"coordinates reach {reach}, beyond float32", "subtract an origin or scale them"
-        )
+        cause = f"coordinates reach {reach}, beyond float32"
+        raise UsageError("voxel", cause, "subtract an origin or scale them")
     if np.spacing(np.float32(reach)) > size / 16:
         step = np.spacing(np.float32(reach))
         log.warning("voxel %g: float32 has steps of %g at %g; subtract an origin before", size, step, reach)
     cells, inside = np.empty(points.shape, np.int64), np.empty(points.shape, np.int32)
-    if not _locate(points, world, corner, size, cells, inside) < _MOST_CELLS:
+    if not locate(points, world, corner, size, cells, inside) < _MOST_CELLS:
         cause = f"size {size} numbers cells beyond 2^53 for coordinates up to {reach}"
         raise UsageError("voxel", cause, "choose a larger size or an origin nearer to the cloud")
     return cells, inside
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _locate(
-    points: NDArray[Any],
-    world: NDArray[np.float64],
-    corner: NDArray[np.float64],
-    size: float,
-    cells: NDArray[np.int64],
-    inside: NDArray[np.int32],
-) -> float:
-    """Fill in each point's cell, and its place inside it in steps of 2^-30; returns the largest number."""
-    most = 0.0
-    for i in range(len(points)):
-        for axis in range(3):
-            place = (points[i, axis] + world[axis] - corner[axis]) / size
-            cell = np.floor(place)
-            most = max(most, abs(cell))
-            cells[i, axis] = np.int64(cell)
-            inside[i, axis] = np.int32((place - cell) * _ONE)
-    return most
-
-
-def _sorted_rows(cells: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows sorted by cell, x first; rows of a cell in their own order."""
-    order = np.arange(len(cells))
-    for axis in (2, 1, 0):
-        order = radix_order(_axis_keys(cells, order, axis), order)
-    return order
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _axis_keys(cells: NDArray[np.int64], order: NDArray[np.int64], axis: int) -> NDArray[np.uint64]:
-    """Cell numbers of the rows in ``order`` along one axis, counted from the lowest."""
-    low = np.int64(2**62)
-    for i in range(len(cells)):
-        low = min(low, cells[i, axis])
-    keys = np.empty(len(order), np.uint64)
-    for i in range(len(order)):
-        keys[i] = cells[order[i], axis] - low
-    return keys
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _starts(cells: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where in ``order`` each run of one cell starts, and the end: int64 (m + 1,)."""
-    starts = np.empty(len(order) + 1, np.int64)
-    m = 0
-    for i in range(len(order)):
-        a, b = order[i], order[max(i - 1, 0)]
-        if i == 0 or cells[a, 0] != cells[b, 0] or cells[a, 1] != cells[b, 1] or cells[a, 2] != cells[b, 2]:
-            starts[m] = i
-            m += 1
-    starts[m] = len(order)
-    return starts[: m + 1].copy()
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _centroids(
-    cells: NDArray[np.int64],
-    inside: NDArray[np.int32],
-    order: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    world: NDArray[np.float64],
-    corner: NDArray[np.float64],
-    size: float,
-) -> NDArray[np.float32]:
-    """Mean of each run, relative to ``world``: float32 (m, 3).
-
-    The sums are of whole numbers, so no order of the rows changes them.
-    """
-    out = np.empty((len(starts) - 1, 3), np.float32)
-    for m in range(len(out)):
-        count = starts[m + 1] - starts[m]
-        x, y, z = np.int64(0), np.int64(0), np.int64(0)
-        for i in range(starts[m], starts[m + 1]):
-            x += inside[order[i], 0]
-            y += inside[order[i], 1]
-            z += inside[order[i], 2]
-        sums = (x, y, z)
-        for axis in range(3):
-            # the half step makes up for the steps' being rounded down
-            mean = cells[order[starts[m]], axis] + (sums[axis] / count + 0.5) / _ONE
-            out[m, axis] = mean * size + corner[axis] - world[axis]
-    return out
 
 
 def _report(size: float, n: int, m: int) -> None:
