@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tamis.errors import DataError
+from tamis.metrics import TRAIN, Meter
+from tamis.trainer import checkpoint
+from tamis.trainer.parallel.data import Ranks
+from tamis.trainer.step import Learner, train_step
+
+Make = Callable[..., Any]
+LOADER = {"version": 1, "step": 2, "datasets": [{"consumed": 8}]}
+
+
+def state_of(learner: Learner) -> list[torch.Tensor]:
+    kept = [p.detach().clone() for p in learner.model.parameters()]
+    for values in learner.optimiser.state.values():
+        kept += [v.clone() for v in values.values()]
+    return kept
+
+
+def take(learner: Learner, new_batch: Make, steps: range) -> None:
+    for step in steps:
+        train_step(learner, new_batch(step), Meter(TRAIN))
+
+
+@pytest.fixture
+def saved(tmp_path: Path, new_learner: Make, new_batch: Make) -> Path:
+    learner = new_learner()
+    take(learner, new_batch, range(2))
+    return checkpoint.save(tmp_path, learner, LOADER, 2)
+
+
+def test_a_resumed_learner_goes_on_to_the_bit(saved: Path, new_learner: Make, new_batch: Make) -> None:
+    """T08's kind: nothing of the state is lost, so the rest of the run does not depend on the cut."""
+    whole = new_learner()
+    take(whole, new_batch, range(5))
+    resumed = new_learner()
+    state = checkpoint.load(saved, resumed)
+    assert (state.step, state.updates, state.loader) == (2, 2, LOADER)
+    assert state.task == resumed.task.state
+    take(resumed, new_batch, range(2, 5))
+    assert resumed.updates == whole.updates == 5
+    for a, b in zip(state_of(resumed), state_of(whole), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_another_number_of_ranks_wrote_is_read(
+    tmp_path: Path, run_ranks: Make, new_learner: Make, new_batch: Make
+) -> None:
+    """T10: by the names of parameters, whatever ranks wrote them."""
+
+    def write(ranks: Ranks) -> Any:
+        learner = new_learner(ranks)
+        take(learner, new_batch, range(2))
+        checkpoint.save(tmp_path / "two", learner, LOADER, 2)
+        return [v.numpy() for v in state_of(learner)]
+
+    wanted = run_ranks(2, write)[0]
+    learner = new_learner()
+    checkpoint.load(tmp_path / "two" / "step-00000002", learner)
+    assert all((a.numpy() == b).all() for a, b in zip(state_of(learner), wanted, strict=True))
+
+    def reread(ranks: Ranks) -> Any:
+        learner = new_learner(ranks)
+        checkpoint.load(tmp_path / "two" / "step-00000002", learner)
+        return [v.numpy() for v in state_of(learner)]
+
+    for found in run_ranks(3, reread):
+        assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
+
+
+def test_the_last_two_are_kept(tmp_path: Path, new_learner: Make, new_batch: Make) -> None:
+    learner = new_learner()
+    take(learner, new_batch, range(1))
+    for step in (1, 2, 3, 10):
+        checkpoint.save(tmp_path, learner, LOADER, step)
+    assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-00000003", "step-00000010"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_torn_checkpoint_is_never_seen(
+    saved: Path, new_learner: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at any moment of writing, the good one stays the last one."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for moment in ("write_atomic", "_part"):
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, moment, stop)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoint.save(saved.parent, new_learner(), LOADER, 4)
+        assert checkpoint.complete(saved.parent) == [saved]
+    assert len(list(saved.parent.iterdir())) == 2
+    checkpoint.clean(saved.parent)
+    assert list(saved.parent.iterdir()) == [saved]
+    checkpoint.load(saved, new_learner())
+
+
+def test_s10_a_missing_file_is_refused(saved: Path, new_learner: Make) -> None:
+    """S10: the checkpoint lists its parts, and resume refuses a missing one."""
+    for file in sorted(saved.iterdir()):
+        copy = shutil.copytree(saved, saved.parent / "copy")
+        (copy / file.name).unlink()
+        with pytest.raises(DataError, match=rf"{file.name}: .*(missing|cannot be read)"):
+            checkpoint.load(copy, new_learner())
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("key", ["loader", "step", "updates", "seed", "task", "parts", "version"])
+def test_s10_a_missing_part_is_refused(saved: Path, new_learner: Make, key: str) -> None:
+    """S10: a state that was not saved is an error, not a start at 0."""
+    path = saved / "checkpoint.json"
+    values = json.loads(path.read_text())
+    del values[key]
+    path.write_text(json.dumps(values))
+    with pytest.raises(DataError, match=rf"checkpoint.json: part '{key}'"):
+        checkpoint.load(saved, new_learner())
+
+
+def test_a_damaged_file_is_refused(saved: Path, new_learner: Make) -> None:
+    file = max(saved.iterdir(), key=lambda p: p.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=file.name):
+        checkpoint.load(saved, new_learner())
+
+
+def test_another_model_is_refused(saved: Path, new_learner: Make, task: Any) -> None:
+    from tamis.trainer.models.points import PointTransformer
+    from tamis.trainer.settings import ModelSettings
+
+    wider = PointTransformer(ModelSettings(width=36, heads=2, depth=2, window=8), task.width, 3)
+    with pytest.raises(DataError, match="does not hold what the model needs"):
+        checkpoint.load_model(saved, wider)
+
+
+def test_a_model_alone_is_read(saved: Path, new_learner: Make) -> None:
+    learner, other = new_learner(), new_learner()
+    checkpoint.load(saved, learner)
+    checkpoint.load_model(saved, other.model)
+    for a, b in zip(learner.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_another_version_is_refused(saved: Path) -> None:
+    path = saved / "checkpoint.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 9', 1))
+    with pytest.raises(DataError, match="version 9"):
+        checkpoint.read(saved)

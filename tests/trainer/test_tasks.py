@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tamis.errors import DataError
+from tamis.trainer.settings import ModelSettings
+from tamis.trainer.tasks import Segmentation, TaskState, task_state
+
+ALL = ModelSettings(features=("xy", "z", "intensity", "returns", "rgb"), xy_scale=2.0, z_scale=4.0)
+STATE = TaskState(classes=("a", "b"), bright={"intensity": 50.0, "rgb": 200.0})
+FIELDS = ["xyz", "intensity", "return_number", "number_of_returns", "rgb", "label"]
+
+
+def columns() -> dict[str, Any]:
+    return {
+        "xyz": np.array([[[0, 0, 1], [4, 2, 3]], [[10, 10, -1], [12, 16, 0]]], np.float32),
+        "intensity": np.array([[25, 50], [100, 0]], np.uint16),
+        "return_number": np.array([[1, 2], [1, 3]], np.uint8),
+        "number_of_returns": np.array([[2, 2], [0, 3]], np.uint8),
+        "rgb": np.full((2, 2, 3), 100, np.uint16),
+    }
+
+
+def test_features_are_what_the_settings_say() -> None:
+    features = Segmentation(ALL, STATE, FIELDS, "here").features(columns())
+    assert features.dtype == np.float32
+    assert features.shape == (2, 2, 9)
+    np.testing.assert_allclose(features[0, 0], [-1, -0.5, 0, 0.5, 0.5, 0.25, 0.5, 0.5, 0.5])
+    np.testing.assert_allclose(features[0, 1], [1, 0.5, 0.5, 1.0, 1.0, 0.25, 0.5, 0.5, 0.5])
+    np.testing.assert_allclose(features[1, 0], [-0.5, -1.5, 0, 1.0, 1.0, 0.0, 0.5, 0.5, 0.5])
+
+
+def test_features_do_not_depend_on_where_the_cloud_stands() -> None:
+    task = Segmentation(ALL, STATE, FIELDS, "here")
+    here = columns()
+    there = columns() | {"xyz": here["xyz"] + np.float32(64)}
+    np.testing.assert_array_equal(task.features(here), task.features(there))
+
+
+def test_the_task_asks_for_the_columns_it_needs() -> None:
+    assert Segmentation(ALL, STATE, FIELDS, "here").columns == FIELDS[:-1]
+    assert Segmentation(ModelSettings(), STATE, FIELDS, "here").columns == ["xyz"]
+
+
+@pytest.mark.parametrize(("field", "feature"), [("intensity", "intensity"), ("number_of_returns", "returns")])
+def test_a_missing_field_is_an_error_that_names_it(field: str, feature: str) -> None:
+    with pytest.raises(DataError, match=f"x.laz: has no field '{field}', which the feature '{feature}'"):
+        Segmentation(ALL, STATE, [f for f in FIELDS if f != field], "x.laz")
+
+
+def test_only_labelled_valid_rows_of_real_samples_count() -> None:
+    task = Segmentation(ModelSettings(), STATE, FIELDS, "here")
+    label = np.array([[0, 1, -1, 1], [1, 1, 1, 1]], np.int32)
+    mask = np.array([[True, True, True, False], [True] * 4])
+    found, count = task.labels({"label": label}, mask, np.array([1, 0], np.float32), torch.device("cpu"))
+    assert count == 2
+    assert found.tolist() == [[0, 1, -1, -1], [-1] * 4]
+
+
+def test_the_loss_is_a_sum_over_the_rows_that_count() -> None:
+    task = Segmentation(ModelSettings(), STATE, FIELDS, "here")
+    scores = torch.randn(1, 3, 2, requires_grad=True)
+    loss = task.loss(scores, torch.tensor([[0, -1, 1]]))
+    log = scores.log_softmax(-1)
+    torch.testing.assert_close(loss, -(log[0, 0, 0] + log[0, 2, 1]))
+    nothing = task.loss(scores, torch.full((1, 3), -1))
+    nothing.backward()  # type: ignore[no-untyped-call]
+    assert nothing == 0
+    assert scores.grad is not None
+    assert not scores.grad.any()
+
+
+def test_the_state_comes_from_the_dataset() -> None:
+    figures = {"intensity": SimpleNamespace(p99=[80.0]), "rgb": SimpleNamespace(p99=[0.0, 0.0, None])}
+    dataset: Any = SimpleNamespace(classes=["a", "b"], statistics=figures, path="there")
+    assert task_state(ALL, dataset) == TaskState(classes=("a", "b"), bright={"intensity": 80.0, "rgb": 1.0})
+    dataset.classes = []
+    with pytest.raises(DataError, match="there: has no classes"):
+        task_state(ALL, dataset)

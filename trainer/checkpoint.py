@@ -1,0 +1,182 @@
+"""Checkpoints: whole or absent, and refused where a part is missing.
+
+A checkpoint is a folder ``step-00001200``: torch.distributed.checkpoint's files hold model and optimiser by
+parameter name, ``checkpoint.json`` the rest and a list of all parts. There is no generator state in it: all
+draws are functions of the seed and the step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+from pydantic import ValidationError
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from ..config import Model
+from ..errors import DataError
+from ..files import sync, write_atomic
+from .step import Learner
+from .tasks import TaskState
+
+VERSION = 1
+KEPT = 2
+
+
+class Part(Model):
+    """A file of a checkpoint."""
+
+    name: str
+    bytes: int
+    crc32c: int
+
+
+class Checkpoint(Model):
+    """``checkpoint.json``. ``step``: global batches done; ``updates``: optimiser steps done."""
+
+    version: int
+    step: int
+    updates: int
+    seed: int
+    task: TaskState
+    loader: dict[str, Any]
+    parts: tuple[Part, ...]
+
+
+def save(folder: Path, learner: Learner, loader: dict[str, Any], step: int) -> Path:
+    """Write ``folder/step-N`` and keep the last two; every rank calls this, rank 0 writes the rest.
+
+    The parts are written to a hidden folder that gets its name when all of it is on the disk.
+    """
+    ranks = learner.ranks
+    path, temporary = folder / f"step-{step:08d}", folder / f".step-{step:08d}.tmp"
+    if ranks.rank == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    ranks.barrier()
+    with _one_process_is_enough():
+        state_dict_saver.save(_tensors(learner), checkpoint_id=temporary)
+    if ranks.rank == 0:
+        parts = tuple(_part(p) for p in sorted(temporary.iterdir()))
+        state = Checkpoint(
+            version=VERSION,
+            step=step,
+            updates=learner.updates,
+            seed=learner.settings.seed,
+            task=learner.task.state,
+            loader=loader,
+            parts=parts,
+        )
+        write_atomic(temporary / "checkpoint.json", json.dumps(state.model_dump(mode="json"), indent=1))
+        if path.exists():
+            _remove(path)
+        temporary.rename(path)
+        sync(folder)
+        for old in complete(folder)[:-KEPT]:
+            _remove(old)
+    ranks.barrier()
+    return path
+
+
+def complete(folder: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first. What a killed process left half-written is not among them."""
+    return sorted(p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name))
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes left half-written, or half-removed."""
+    for path in folder.glob(".step-*.tmp"):
+        shutil.rmtree(path)
+
+
+def read(path: Path) -> Checkpoint:
+    """The description of a checkpoint; DataError where a part of it is missing or damaged."""
+    fix = "remove this folder to go on from an older checkpoint"
+    try:
+        text = (path / "checkpoint.json").read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(path / "checkpoint.json", f"cannot be read ({error.strerror})", fix) from None
+    try:
+        state = Checkpoint.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise DataError(path / "checkpoint.json", f"part '{key}': {first['msg']}", fix) from None
+    if state.version != VERSION:
+        raise DataError(path, f"is of version {state.version}, not {VERSION}", "use the tamis that wrote it")
+    for part in state.parts:
+        if not (path / part.name).is_file():
+            raise DataError(path / part.name, "is missing from the checkpoint", fix)
+        if _part(path / part.name) != part:
+            raise DataError(path / part.name, "is not what was written: bytes differ", fix)
+    return state
+
+
+def load(path: Path, learner: Learner) -> Checkpoint:
+    """Bring the learner to where it was; every rank calls this. Raises DataError as `read` does."""
+    state = read(path)
+    tensors = _tensors(learner)
+    _load(tensors, path)
+    set_model_state_dict(learner.model, tensors["model"])
+    set_optimizer_state_dict(learner.model, learner.optimiser, optim_state_dict=tensors["optimiser"])
+    learner.updates = state.updates
+    return state
+
+
+def load_model(path: Path, model: Any) -> None:
+    """Bring only a model's parameters in, in one process."""
+    tensors = {"model": get_model_state_dict(model)}
+    _load(tensors, path)
+    set_model_state_dict(model, tensors["model"])
+
+
+def _tensors(learner: Learner) -> dict[str, Any]:
+    return {
+        "model": get_model_state_dict(learner.model),
+        "optimiser": get_optimizer_state_dict(learner.model, learner.optimiser),
+    }
+
+
+def _load(tensors: dict[str, Any], path: Path) -> None:
+    try:
+        with _one_process_is_enough():
+            state_dict_loader.load(tensors, checkpoint_id=path)
+    except (CheckpointException, RuntimeError, KeyError) as error:
+        cause = f"does not hold what the model needs ({' '.join(str(error).split())[:200]})"
+        raise DataError(path, cause, "train again, or use the configuration it was written with") from None
+
+
+@contextmanager
+def _one_process_is_enough() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
+
+
+def _part(path: Path) -> Part:
+    size = total = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            size, total = size + len(chunk), crc32c(chunk, total)
+    return Part(name=path.name, bytes=size, crc32c=total)
+
+
+def _remove(path: Path) -> None:
+    gone = path.with_name(f".{path.name}.tmp")  # so that a half-removed folder is never taken for a whole one
+    shutil.rmtree(gone, ignore_errors=True)
+    path.rename(gone)
+    shutil.rmtree(gone)

@@ -1,0 +1,190 @@
+"""``tamis train``: prepare the folder, start the ranks, print the report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import errors
+from ..config import differences, dumps, load
+from ..errors import DataError, TamisError, UsageError
+from ..files import locked, write_atomic
+from ..metrics import BUILD, Meter, stage_rows
+from ..pipelines.build import build
+from ..pipelines.dataset import Dataset
+from .settings import Settings
+from .summary import text
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+MAY_DIFFER = {"data.root"}  # where the raw files are says nothing about what is in them
+
+
+def train(settings: Settings, out: Path) -> dict[str, Any] | None:
+    """Build the dataset if there is none, train, evaluate; print the report and return it.
+
+    With one rank this happens in this process; with more, torchrun's agent starts the others from here,
+    unless torchrun started this process (then rank 0 prepares and prints, and others return None). The same
+    call with the same ``out`` goes on where the last one was cut, and only prints the report of a finished
+    run. ``TAMIS_START`` in the environment, in seconds since 1970, is when ``wall_s`` begins.
+
+    Raises UsageError where ``out`` holds another run (only ``trainer.steps`` may be raised), DataError where
+    the data, a checkpoint or a rank fails, or where another process is writing to ``out``.
+    """
+    out = out.absolute()
+    started_s = float(os.environ.get("TAMIS_START", time.time()))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores; read when torch is imported
+    if "RANK" in os.environ:
+        return _joined(settings, out, started_s)
+    with locked(out / CHECKPOINTS):  # `build` locks the folder itself
+        if not prepare(settings, out):
+            if settings.layout.dp == 1:
+                _run_here(settings, out, started_s)
+            else:
+                _run_ranks(settings.layout.dp, out, started_s)
+    return _printed(out)
+
+
+def prepare(settings: Settings, out: Path) -> bool:
+    """Build the dataset and write the configuration, as far as that is not done. Is the run finished?"""
+    _check_same(settings, out)
+    finished = _finished(settings, out)
+    if not finished:
+        if settings.data.path is None:
+            _build(settings, out)
+        write_atomic(out / "config.toml", dumps(settings))
+    return finished
+
+
+def _check_same(settings: Settings, out: Path) -> None:
+    path = out / "config.toml"
+    if not path.exists():
+        return
+    before = load(path, [], Settings)
+    for key in differences(before, settings):
+        raised = key == "trainer.steps" and settings.trainer.steps > before.trainer.steps
+        if key not in MAY_DIFFER and not raised:
+            old, new = _value(before, key), _value(settings, key)
+            cause = f"the run in this folder has another {key}: {old}, not {new}"
+            raise UsageError(
+                out, cause, "choose another --out, or the same value (only trainer.steps may rise)"
+            )
+
+
+def _value(settings: Settings, key: str) -> str:
+    value: Any = settings.model_dump(mode="json")
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return json.dumps(value)
+
+
+def _finished(settings: Settings, out: Path) -> bool:
+    path = out / "report.json"
+    return path.exists() and bool(
+        json.loads(path.read_text(encoding="utf-8"))["steps"] >= settings.trainer.steps
+    )
+
+
+def _build(settings: Settings, out: Path) -> None:
+    meter = Meter(BUILD)
+    build(settings.data, out, meter)
+    rows = stage_rows(BUILD, meter.table[None], time.perf_counter() - meter.started_s)
+    if rows:
+        write_atomic(out / "build.json", json.dumps(rows))
+
+
+def _run_here(settings: Settings, out: Path, started_s: float) -> None:
+    from . import loop
+    from .parallel.data import data_parallel
+
+    with data_parallel(1) as ranks:
+        loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
+
+
+def _joined(settings: Settings, out: Path, started_s: float) -> dict[str, Any] | None:
+    """One of the ranks that torchrun started."""
+    from . import loop
+    from .parallel.data import data_parallel
+
+    with data_parallel(settings.layout.dp) as ranks:
+        if ranks.rank == 0:
+            with locked(out / CHECKPOINTS):
+                finished = ranks.gather(prepare(settings, out))[0]
+                if not finished:
+                    loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
+            return _printed(out)
+        finished = ranks.gather(False)[0]
+        if not finished:
+            loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
+        return None
+
+
+def _run_ranks(size: int, out: Path, started_s: float) -> None:
+    """Start the ranks with torchrun's agent, which ends them all when one fails."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # The agent tells of a failed rank at length; the rank's own error says it in a line.
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here, whatever the host's name means
+    with tempfile.TemporaryDirectory(prefix="tamis-") as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=size,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        worker = ("-m", "tamis.trainer.worker", str(out), repr(started_s), str(os.getpid()))
+        try:
+            elastic_launch(config, sys.executable)(*worker)
+        except ChildFailedError as error:
+            raise _cause(out, error.failures) from None
+        except SignalException as stop:
+            if stop.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise SystemExit(128 + stop.sigval) from None
+
+
+def _cause(out: Path, failures: dict[int, ProcessFailure]) -> TamisError:
+    """The error to show of those that the ranks left: one rank's failure makes the others fail too."""
+    for failure in failures.values():
+        told = failure.error_file_data
+        if "cause" in told:
+            kind: type[TamisError] = getattr(errors, told["kind"])
+            return kind(told["where"], told["cause"], told["fix"])
+    # The agent itself ends the other ranks with SIGTERM.
+    own = {r: f for r, f in failures.items() if f.exitcode != -signal.SIGTERM} or failures
+    rank = min(own, key=lambda r: (own[r].exitcode >= 0, own[r].timestamp))
+    failure = own[rank]
+    if failure.exitcode < 0:
+        cause = f"rank {rank} was killed by {failure.signal_name()}"
+        return DataError(out, cause, "see that memory suffices; the same command goes on")
+    message = failure.error_file_data.get("message")
+    trace = message["extraInfo"]["py_callstack"] if message else failure.message
+    log.error("rank %d:\n%s", rank, trace.rstrip())
+    return DataError(out, f"rank {rank} stopped with an error, see above", "the same command goes on")
+
+
+def _printed(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    sys.stdout.write(text(report) + "\n")
+    return report

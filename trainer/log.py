@@ -1,0 +1,65 @@
+"""``steps.jsonl``: a line for every global batch, written by rank 0."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Self
+
+from ..files import write_atomic
+from ..loaders.loader import Batch
+from .step import Outcome
+
+news = logging.getLogger(__name__)
+
+NEWS_S = 10.0
+
+
+class StepLog:
+    """Appends a line a step, and tells how far the run is now and then.
+
+    What an earlier process wrote after the step this one resumes from is cut off, and no line holds a time,
+    so the file of a run that was cut and resumed reads as that of a run that was not.
+    """
+
+    def __init__(self, path: Path, steps: int, done: int) -> None:
+        # What follows the last line's end was torn.
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        write_atomic(path, "".join(f"{line}\n" for line in lines[:done]))
+        self._file = path.open("a", encoding="utf-8")
+        self._steps, self._told_s = steps, time.monotonic()
+
+    def write(self, batch: Batch, outcome: Outcome, samples: int, crc: int) -> None:
+        """One step: ``samples`` and ``crc`` are of the global batch, see `loop.tally`."""
+        line = {
+            "step": batch.step,
+            "epoch": batch.epoch,
+            "loss": outcome.loss,
+            "lr": outcome.lr,
+            "grad_norm": outcome.grad_norm,
+            "k": batch.k,
+            "samples": samples,
+            "points": outcome.points,
+            "crc": crc % 2**32,
+        }
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if time.monotonic() > self._told_s + NEWS_S:
+            self._told_s = time.monotonic()
+            loss = "no labelled point" if outcome.loss is None else f"loss {outcome.loss:.4f}"
+            news.info("step %d of %d: %s", batch.step + 1, self._steps, loss)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def losses(path: Path) -> tuple[float | None, float | None]:
+    """The first and the last loss of a run."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = [loss for line in lines if (loss := json.loads(line)["loss"]) is not None]
+    return (found[0], found[-1]) if found else (None, None)

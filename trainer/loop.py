@@ -1,0 +1,138 @@
+"""The run of one rank: resume, train, evaluate, report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from crc32c import crc32c
+
+from ..loaders.loader import Batch, Loader
+from ..metrics import STREAM, TRAIN, Meter
+from ..pipelines.dataset import Dataset
+from ..pipelines.ops.settings import SerialiseSettings
+from ..samplers import draw
+from . import checkpoint, report
+from .evaluate import evaluate
+from .log import StepLog
+from .models.points import PointTransformer
+from .parallel.data import Ranks
+from .settings import Settings, TrainerSettings
+from .speed import Speed
+from .step import Learner, train_step
+from .tasks import Segmentation, task_state
+
+news = logging.getLogger(__name__)
+
+
+def run(settings: Settings, dataset: Dataset, out: Path, ranks: Ranks, started_s: float) -> None:
+    """Train until ``trainer.steps``, from the last checkpoint on if there is one; evaluate; write the report.
+
+    Every rank calls this. ``started_s``: when the command started, in seconds since 1970.
+    """
+    task = Segmentation(
+        settings.model, task_state(settings.model, dataset), list(dataset.schema), str(dataset.path)
+    )
+    learner = Learner(new_model(settings, task).to(ranks.device), task, settings.trainer, ranks)
+    meter = Meter(STREAM + TRAIN)
+    with loader_of(settings, dataset, task, ranks, meter) as loader:
+        done = resume(out / "checkpoints", learner, loader)
+        speed = train(settings.trainer, out, learner, loader, meter, done)
+    evaluation = evaluate(dataset, learner, settings.trainer, out / "predictions.arrow")
+    report.write(out, settings, learner, meter, speed, evaluation, resumed_from=done, started_s=started_s)
+
+
+def new_model(settings: Settings, task: Segmentation) -> PointTransformer:
+    """The model before the first step: a function of the seed."""
+    torch.manual_seed(draw.key(settings.trainer.seed, "model"))
+    return PointTransformer(settings.model, task.width, task.classes)
+
+
+def loader_of(settings: Settings, dataset: Dataset, task: Segmentation, ranks: Ranks, meter: Meter) -> Loader:
+    """This rank's share of the training batches: dense, and sorted along the model's curves."""
+    trainer, model, loader = settings.trainer, settings.model, settings.loader
+    return Loader(
+        dataset,
+        split="train",
+        global_batch=loader.batch,
+        seed=trainer.seed,
+        ratio=loader.ratio.schedule(trainer.steps) if loader.ratio else None,
+        k=trainer.points,
+        multiple_of=model.window,
+        graph=[*loader.graph, SerialiseSettings(cell=model.cell)],
+        replica=ranks.rank,
+        replicas=ranks.world,
+        form="dense",
+        columns=[*task.columns, "label"],
+        feeder=loader.feeder,
+        engine=loader.engine,
+        threads=loader.threads,
+        verify=settings.data.verify,
+        meter=meter,
+    )
+
+
+def resume(folder: Path, learner: Learner, loader: Loader) -> int:
+    """Go on from the last checkpoint in ``folder``; the steps that are done: 0 where there is none."""
+    if learner.ranks.rank == 0 and folder.is_dir():
+        checkpoint.clean(folder)
+    # One rank looks, so that all see the same.
+    last = learner.ranks.gather(checkpoint.complete(folder)[-1:])[0]
+    if not last:
+        return 0
+    state = checkpoint.load(last[0], learner)
+    loader.load_state_dict(state.loader)
+    news.info("resumed from %s", last[0])
+    return state.step
+
+
+def train(
+    settings: TrainerSettings, out: Path, learner: Learner, loader: Loader, meter: Meter, done: int
+) -> Speed:
+    """Take the steps from ``done`` to ``settings.steps``; how fast that went."""
+    rank, speed = learner.ranks.rank, Speed(meter, settings.steps - done)
+    saved_s = time.monotonic()
+    batches = iter(loader)
+    with StepLog(out / "steps.jsonl", settings.steps, done) if rank == 0 else nullcontext() as log:
+        for step in range(done, settings.steps):
+            with meter.wait("train.wait"):
+                batch = next(batches)
+            # Rank 0 looks at its clock for all: a checkpoint is everybody's work.
+            late = rank == 0 and time.monotonic() > saved_s + 60 * settings.checkpoint_minutes
+            outcome = train_step(learner, batch, meter, tally=(*tally(batch), int(late)))
+            samples, size, crc, some_late = outcome.tally
+            if log:
+                log.write(batch, outcome, samples, crc)
+            if some_late or _due(step + 1, settings):
+                with meter.time("train.save"):
+                    checkpoint.save(out / "checkpoints", learner, loader.state_dict(), step + 1)
+                saved_s = time.monotonic()
+            speed.count(batch.k, samples, size)
+    speed.stop()
+    return speed
+
+
+def tally(batch: Batch) -> tuple[int, int, int]:
+    """Samples of a batch, the bytes of their rows, and the sum of a CRC32C of each one's id and rows.
+
+    Sums over ranks, so that they describe the global batch, however it is shared out.
+    """
+    samples = np.flatnonzero(batch.weight > 0)
+    size = crc = 0
+    for i in samples:
+        running = crc32c(batch.ids[i].tobytes())
+        for name in sorted(batch.columns):
+            rows = batch.columns[name][i]
+            running = crc32c(rows, running)
+            size += rows.nbytes
+        crc += running
+    return len(samples), size, crc
+
+
+def _due(step: int, settings: TrainerSettings) -> bool:
+    every = settings.checkpoint_steps
+    return step == settings.steps or (every > 0 and step % every == 0)

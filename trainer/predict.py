@@ -1,0 +1,114 @@
+"""``tamis predict``: the classes of a scan's points, written back onto its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import laspy
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..config import load
+from ..errors import DataError, UsageError
+from ..pipelines.cut import columns_of, cut, select
+from ..pipelines.readers import Scan, read
+from ..pipelines.records import sample_id
+from ..pipelines.settings import DataSettings
+from ..pipelines.splits import FilesSplit
+from . import checkpoint
+from .evaluate import predict_points
+from .models.points import PointTransformer
+from .relabel import relabel
+from .settings import Settings
+from .tasks import Segmentation, TaskState
+
+SUFFIXES = (".las", ".laz")
+
+
+def predict(run: Path, file: Path, out: Path) -> str:
+    """Write ``file`` to ``out`` with the label field set to the class of each point; tell what was found.
+
+    The scan is cut into the tiles of evaluation, and every point is predicted once, by the last checkpoint
+    of ``run``. A class is written as its first code in ``data.classes``; all other fields and records stay
+    as they are. Raises UsageError for names that will not do, and DataError where ``run`` holds no trained
+    model, ``file`` is no LAS or LAZ file, lacks a field the model reads, or has no room for a code.
+    """
+    _check_names(file, out)
+    settings, state, weights = _trained(run)
+    las, scan = _opened(file)
+    task = Segmentation(settings.model, state, list(scan.fields), str(file))
+    codes = _codes(file, las, settings.data, state.classes)
+    model = PointTransformer(settings.model, task.width, task.classes)
+    checkpoint.load_model(weights, model)
+
+    label = settings.data.label
+    found = np.array(las[label])
+    for rows, columns, id in _samples(file, scan, settings.data):
+        scores = predict_points(model, task, columns, settings.trainer, id, torch.device("cpu"))
+        found[rows] = codes[scores.argmax(axis=1)]
+    relabel(file, las, label, found, out)
+    counts = (f"{name} {(found == code).sum():,}" for name, code in zip(state.classes, codes, strict=True))
+    return f"{out}: {len(found):,} points, {', '.join(counts)}"
+
+
+def _check_names(file: Path, out: Path) -> None:
+    if out.suffix.lower() not in SUFFIXES:
+        raise UsageError(out, f"has no suffix of {' or '.join(SUFFIXES)}", "name the output so")
+    if not out.parent.is_dir():
+        raise UsageError(out, "its folder does not exist", "make it first")
+    if out.exists() and file.exists() and out.samefile(file):
+        raise UsageError(out, "is the input itself", "name another output")
+
+
+def _trained(run: Path) -> tuple[Settings, TaskState, Path]:
+    """The settings of a run, what its last checkpoint says of the task, and that checkpoint."""
+    if not (run / "config.toml").is_file():
+        raise DataError(
+            run, "holds no run (config.toml is missing)", "name a folder that `tamis train` wrote"
+        )
+    settings = load(run / "config.toml", [], Settings)
+    written = checkpoint.complete(run / "checkpoints")
+    if not written:
+        raise DataError(run, "holds no checkpoint yet", "train first")
+    return settings, checkpoint.read(written[-1]).task, written[-1]
+
+
+def _opened(file: Path) -> tuple[laspy.LasData, Scan]:
+    scan = read(file)  # first, as it refuses whatever is damaged
+    with file.open("rb") as stream:
+        if stream.read(4) != b"LASF":
+            raise DataError(file, "is no LAS or LAZ file, so it has no place for a class", "convert it first")
+    return laspy.read(file), scan
+
+
+def _codes(
+    file: Path, las: laspy.LasData, settings: DataSettings, classes: Sequence[str]
+) -> NDArray[np.int64]:
+    """The code to write for each class."""
+    codes = np.array([settings.classes[name][0] for name in classes])
+    if settings.label not in las.point_format.dimension_names:
+        there = ", ".join(las.point_format.dimension_names)
+        raise DataError(
+            file, f"has no field '{settings.label}' to write to (it has {there})", "convert it first"
+        )
+    largest = las.point_format.dimension_by_name(settings.label).max
+    if codes.max() > largest:
+        cause = f"field '{settings.label}' holds codes up to {largest}, not {codes.max()}"
+        raise DataError(file, cause, "convert it to point format 6 or above")
+    return codes
+
+
+def _samples(
+    file: Path, scan: Scan, settings: DataSettings
+) -> Iterator[tuple[NDArray[np.int64], dict[str, NDArray[Any]], int]]:
+    """The tiles of a whole file, cut as evaluated ones: rows in the file, columns, id."""
+    everything = settings.model_copy(
+        update={"split": FilesSplit(kind="files"), "bounds": None, "classes": {}, "fields": None}
+    )
+    points = select(file, scan, everything)
+    for piece in cut(file, file.name, points, everything, {file.name: "test"}):
+        columns = columns_of(file, file.name, points, piece, "source")
+        yield columns["row"], columns, sample_id(file.name, piece.tile)

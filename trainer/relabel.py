@@ -1,0 +1,61 @@
+"""Writes one field of a LAS or LAZ file anew and leaves everything else as it was."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import laspy
+from numpy.typing import NDArray
+
+from ..files import atomic
+
+# Byte positions in the public header block (LAS 1.4 R15, table 3).
+_HEADER_BYTES, _VLR_COUNT = 94, 100
+_COUNTS = (107, 24)  # the number of points as LAS 1.0 to 1.3 count them
+_BOUNDS = (179, 48)
+_EVLR_AT, _EVLR_COUNT = 235, 243
+
+
+def relabel(file: Path, las: laspy.LasData, field: str, values: NDArray[Any], out: Path) -> None:
+    """Write ``las``, which was read from ``file``, to ``out`` with other ``values`` in one field.
+
+    The suffix of ``out`` says whether it is compressed. laspy would describe extra fields, bounds and counts
+    in its own words; so records and figures are taken from the bytes of ``file``. Only the records of a
+    cloud-optimised file are dropped: they say where in the old file its points lie.
+    """
+    las[field] = values
+    with file.open("rb") as source, atomic(out) as temporary, temporary.open("wb+") as stream:
+        las.header.vlrs[:] = _records(
+            source, _number(source, _HEADER_BYTES, 2), _number(source, _VLR_COUNT, 4)
+        )
+        if las.evlrs is not None:
+            first, count = _number(source, _EVLR_AT, 8), _number(source, _EVLR_COUNT, 4)
+            las.evlrs[:] = _records(source, first, count, extended=True)
+        las.write(stream, do_compress=out.suffix.lower() == ".laz")
+        for place, size in (_COUNTS, _BOUNDS):
+            source.seek(place)
+            stream.seek(place)
+            stream.write(source.read(size))
+
+
+def _records(source: BinaryIO, start: int, count: int, extended: bool = False) -> Iterator[laspy.VLR]:
+    """Variable-length records as bytes, without those of LASzip, which the writer adds, and of COPC."""
+    head = struct.Struct("<2x16sHQ32s" if extended else "<2x16sHH32s")
+    source.seek(start)
+    for _ in range(count):
+        user, number, size, about = head.unpack(source.read(head.size))
+        record = laspy.VLR(_text(user), number, _text(about), source.read(size))
+        if record.user_id not in ("laszip encoded", "copc"):
+            yield record
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0")[0].decode("latin-1")
+
+
+def _number(source: BinaryIO, place: int, size: int) -> int:
+    source.seek(place)
+    return int.from_bytes(source.read(size), "little")

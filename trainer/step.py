@@ -1,0 +1,96 @@
+"""One training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..errors import DataError
+from ..loaders.loader import Batch
+from ..metrics import Meter
+from ..samplers import draw
+from .optim import adamw, learning_rate, set_learning_rate
+from .parallel.data import Ranks
+from .settings import TrainerSettings
+from .tasks import Segmentation
+
+
+class Learner:
+    """A model that is learning: its parameters, its optimiser, and how often they were updated.
+
+    ``model`` is the plain module, which checkpoints and evaluation use; ``wrapped`` the same parameters
+    behind the ranks' gradient exchange.
+    """
+
+    def __init__(self, model: nn.Module, task: Segmentation, settings: TrainerSettings, ranks: Ranks) -> None:
+        self.model, self.task, self.settings, self.ranks = model, task, settings, ranks
+        self.wrapped = ranks.wrap(model)
+        self.optimiser = adamw(model, settings)
+        self.updates = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step did, summed over ranks; ``loss`` and ``grad_norm`` are None where nothing counted."""
+
+    loss: float | None
+    grad_norm: float | None
+    lr: float
+    points: int  # rows that counted
+    tally: tuple[int, ...]  # the sums over ranks of what the caller counted
+
+
+def train_step(learner: Learner, batch: Batch, meter: Meter, tally: tuple[int, ...] = ()) -> Outcome:
+    """Learn from one global batch, of which ``batch`` is this rank's share.
+
+    The loss is the mean over all rows of the global batch that count, whatever rank holds them; where none
+    does, all ranks skip the update together. ``tally``: integers (< 2^53) to be added up over ranks.
+    Raises DataError, on all ranks, where the loss or a gradient is not finite.
+    """
+    task, ranks, device = learner.task, learner.ranks, learner.ranks.device
+    reseed(learner.settings.seed, batch.step)
+    assert batch.mask is not None, "the trainer reads dense batches"
+    with meter.time("train.h2d"):
+        inputs = task.inputs(batch.columns, batch.mask, device)
+        labels, here = task.labels(batch.columns, batch.mask, batch.weight, device)
+    with meter.time("train.sync", items=0):
+        sums = ranks.sum(torch.tensor([here, *tally], dtype=torch.float64, device=device))
+        points, *tallied = (int(v) for v in sums.tolist())
+    rate = learning_rate(learner.updates, learner.settings)
+    if points == 0:
+        return Outcome(None, None, rate, 0, tuple(tallied))
+
+    with meter.time("train.forward"):
+        loss = task.loss(learner.wrapped(*inputs), labels)
+    with meter.time("train.backward"):
+        torch.autograd.backward(ranks.share(loss, points))
+    with meter.time("train.sync"):
+        mean = float(ranks.sum(loss.detach().double())) / points
+    with meter.time("train.step"):
+        norm = float(nn.utils.clip_grad_norm_(learner.model.parameters(), learner.settings.clip))
+        _refuse_non_finite(mean, norm, batch, ranks)
+        set_learning_rate(learner.optimiser, rate)
+        learner.optimiser.step()
+        learner.optimiser.zero_grad()
+    learner.updates += 1
+    meter.add("train.step", points_in=float(here))
+    return Outcome(mean, norm, rate, points, tuple(tallied))
+
+
+def reseed(seed: int, step: int) -> None:
+    """Make torch's draws a function of the step, so that no generator's state needs to be kept."""
+    torch.manual_seed(draw.key(seed, "step", step))
+
+
+def _refuse_non_finite(loss: float, norm: float, batch: Batch, ranks: Ranks) -> None:
+    # Both are sums over ranks, so all ranks come to the same decision.
+    if torch.tensor([loss, norm]).isfinite().all():
+        return
+    ids = [f"{i:016x}" for part in ranks.gather([int(i) for i in batch.ids]) for i in part]
+    raise DataError(
+        f"step {batch.step}",
+        f"the loss is {loss} and the norm of the gradient {norm}, in the batch of samples {', '.join(ids)}",
+        "lower trainer.lr or trainer.clip, or look at these samples with `tamis inspect`",
+    )

@@ -1,0 +1,41 @@
+"""A report as text, for a console."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..metrics import render
+
+
+def text(report: dict[str, Any]) -> str:
+    """The stages of ``report.json``, how fast the run was, and what was learned."""
+    lines = [render(report["stages"], report["limiting_stage"]), "", _run(report)]
+    if report["samples_per_s"]:
+        lines.append(
+            f"{report['samples_per_s']:.1f} samples/s, {report['points_per_s'] / 1e3:.1f} thousand points/s, "
+            f"{report['data_wait_fraction']:.1%} of the time waiting for data"
+        )
+    if report["loss_first"] is not None:
+        lines.append(f"loss {report['loss_first']:.4f} at first, {report['loss_last']:.4f} at last")
+    if report["eval"]:
+        lines += _learned(report["eval"])
+    return "\n".join(lines)
+
+
+def _run(report: dict[str, Any]) -> str:
+    resumed = f", resumed from step {report['resumed_from']}" if report["resumed_from"] else ""
+    return (
+        f"{report['steps']} steps, {report['updates']} updates on {report['world_size']} rank(s) in "
+        f"{report['wall_s']:.1f} s ({report['train_cpu_s']:.1f} CPU s of training){resumed}"
+    )
+
+
+def _learned(evaluation: dict[str, Any]) -> list[str]:
+    each = ", ".join(f"{name} {iou:.3f}" for name, iou in evaluation["iou"].items())
+    return [
+        f"test: accuracy {evaluation['accuracy']:.4f} (the most frequent class alone "
+        f"{evaluation['majority']:.4f}), mean IoU {evaluation['mean_iou']:.4f} ({each}), "
+        f"loss {evaluation['loss']:.4f}",
+        f"test: {evaluation['labelled']:,} labelled of {evaluation['points']:,} points, "
+        f"{evaluation['dropped']:,} dropped",
+    ]

@@ -1,0 +1,129 @@
+"""What is learned: which columns the task needs, what the model reads, and what the loss counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from ..config import Model
+from ..errors import DataError
+from ..pipelines.dataset import Dataset
+from .settings import Feature, ModelSettings
+
+IGNORED = -1
+_FIELDS: dict[Feature, tuple[str, ...]] = {
+    "xy": (),
+    "z": (),
+    "intensity": ("intensity",),
+    "returns": ("return_number", "number_of_returns"),
+    "rgb": ("rgb",),
+}
+_WIDTHS: dict[Feature, int] = {"xy": 2, "z": 1, "intensity": 1, "returns": 2, "rgb": 3}
+_BRIGHTNESS: tuple[Feature, ...] = ("intensity", "rgb")
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+class TaskState(Model):
+    """What a checkpoint keeps of the task, so that a model can be used without its dataset.
+
+    ``bright``: what counts as full brightness of a field, its 99th percentile over the training split.
+    """
+
+    classes: tuple[str, ...]
+    bright: dict[str, float]
+
+
+class Inputs(NamedTuple):
+    """The model's arguments, see `PointTransformer.forward`."""
+
+    xyz: Tensor
+    features: Tensor
+    transposed: Tensor
+    mask: Tensor | None
+
+
+class Segmentation:
+    """A class for every point.
+
+    ``fields``: the fields a dataset or a file has, ``where`` it is (for errors). Raises DataError where a
+    field is missing that a feature needs.
+    """
+
+    def __init__(self, model: ModelSettings, state: TaskState, fields: Sequence[str], where: str) -> None:
+        self.model, self.state = model, state
+        for feature in model.features:
+            missing = [f for f in _FIELDS[feature] if f not in fields]
+            if missing:
+                raise DataError(
+                    where,
+                    f"has no field '{missing[0]}', which the feature '{feature}' of the model needs",
+                    "add the field or take the feature out of model.features and train again",
+                )
+        self.columns = ["xyz", *(f for feature in model.features for f in _FIELDS[feature])]
+        self.width = sum(_WIDTHS[f] for f in model.features)
+        self.classes = len(state.classes)
+
+    def inputs(self, columns: Columns, mask: NDArray[np.bool_], device: torch.device) -> Inputs:
+        """What the model reads of a dense batch: columns (b, k, ...) sorted along the first curve."""
+        return Inputs(
+            torch.from_numpy(columns["xyz"]).to(device),
+            torch.from_numpy(self.features(columns)).to(device),
+            torch.from_numpy(columns["transposed"]).to(device),
+            None if mask.all() else torch.from_numpy(mask).to(device),
+        )
+
+    def features(self, columns: Columns) -> NDArray[np.float32]:
+        """Features float32 (b, k, width) of dense columns (b, k, ...), each near 1 in size."""
+        return np.concatenate([self._feature(f, columns) for f in self.model.features], axis=-1)
+
+    def _feature(self, name: Feature, columns: Columns) -> NDArray[np.float32]:
+        if name == "xy":
+            xy = columns["xyz"][..., :2]
+            middle = (xy.min(axis=1, keepdims=True) + xy.max(axis=1, keepdims=True)) / 2
+            return _float32((xy - middle) / self.model.xy_scale)
+        if name == "z":
+            z = columns["xyz"][..., 2:]
+            return _float32((z - z.min(axis=1, keepdims=True)) / self.model.z_scale)
+        if name == "returns":
+            number, returns = (_float32(columns[f]) for f in _FIELDS[name])
+            returns = np.maximum(returns, 1)
+            return np.stack([number / returns, (returns - 1) / 4], axis=-1)
+        share = _float32(columns[name]) / np.float32(self.state.bright[name])
+        return _float32(share.clip(0, 1)).reshape(*columns["xyz"].shape[:2], -1)
+
+    def labels(
+        self, columns: Columns, mask: NDArray[np.bool_], weight: NDArray[np.float32], device: torch.device
+    ) -> tuple[Tensor, int]:
+        """Labels int64 (b, k), `IGNORED` where a row does not count, and how many rows count."""
+        counts = mask & (weight > 0)[:, np.newaxis] & (columns["label"] >= 0)
+        labels = np.where(counts, columns["label"], IGNORED).astype(np.int64)
+        return torch.from_numpy(labels).to(device), int(counts.sum())
+
+    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy, summed over the rows that count."""
+        return functional.cross_entropy(
+            scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+
+def task_state(model: ModelSettings, dataset: Dataset) -> TaskState:
+    """The classes of a dataset, and what counts as bright in it.
+
+    Raises DataError where the dataset has no classes.
+    """
+    if not dataset.classes:
+        raise DataError(dataset.path, "has no classes", "name them in data.classes and build again")
+    fields = [f for f in _BRIGHTNESS if f in model.features and f in dataset.statistics]
+    bright = {f: max(value or 0.0 for value in dataset.statistics[f].p99) for f in fields}
+    return TaskState(classes=tuple(dataset.classes), bright={f: b or 1.0 for f, b in bright.items()})
+
+
+def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    return np.asarray(values, np.float32)
