@@ -77,24 +77,24 @@ def verify(path: Annotated[Path, typer.Argument(help="A dataset or a run.")]) ->
 
 @app.command(epilog="Example: tamis stream quickstart --out runs/first --steps 100")
 def stream(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A configuration, or the folder of a run.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A configuration, a run or a dataset.")],
     steps: Annotated[int | None, typer.Option(help="Batches to read. Default: one epoch.", min=1)] = None,
     out: Out = None,
     overrides: Overrides = None,
 ) -> None:
     """Shards to batches as training gets them, with the stage table."""
-    from .loaders.stream import stream as read
+    from .config import check
+    from .pipelines.dataset import folder_of
+    from .trainer.feed import stream as read
+    from .trainer.settings import Settings
 
-    settings, folder = _settings(config, out, overrides)
-    typer.echo(
-        read(
-            settings.loader,
-            settings.dataset_path(folder),
-            settings.trainer.points,
-            settings.trainer.seed,
-            steps,
-        )
-    )
+    path = Path(config)
+    if path.is_dir() and not (path / "config.toml").is_file():  # a dataset alone: read with the defaults
+        values = {"name": path.resolve().name, "data": {"path": str(folder_of(path))}, "loader": {}}
+        settings, folder = check(values, Settings, overrides or [], where=config), path
+    else:
+        settings, folder = _settings(config, out, overrides)
+    typer.echo(read(settings, settings.dataset_path(folder), steps))
 
 
 @app.command(epilog="Example: tamis train quickstart --out runs/first --set trainer.lr=1e-3")
@@ -128,11 +128,14 @@ def config(config: Config, overrides: Overrides = None) -> None:
 
 
 def _settings(config: str, out: Path | None, overrides: list[str] | None) -> tuple[Settings, Path]:
+    """The configuration and the folder of the run: for a run's folder, its own."""
     from .config import load
     from .trainer.settings import Settings
 
     settings = load(config, overrides or [], Settings)
-    return settings, out or Path("runs", settings.name)
+    if out is None:
+        out = Path(config) if Path(config, "config.toml").is_file() else Path("runs", settings.name)
+    return settings, out
 
 
 def main() -> None:

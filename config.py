@@ -53,9 +53,7 @@ def load(config: str | Path, overrides: Sequence[str], model: type[M]) -> M:
         raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(path, f"is not TOML ({error})", "mend the file") from None
-    for override in overrides:
-        _override(values, override)
-    return check(values, model, where=str(path), folder=path.parent)
+    return check(values, model, overrides, where=str(path), folder=path.parent)
 
 
 def find(config: str | Path) -> Path:
@@ -70,8 +68,21 @@ def find(config: str | Path) -> Path:
     raise DataError(config, "no such configuration file", f"name a TOML file or one of {', '.join(names)}")
 
 
-def check(values: dict[str, Any], model: type[M], *, where: str, folder: Path | None = None) -> M:
-    """Build ``model`` from plain values; UsageError names the wrong key and, if unknown, the nearest one."""
+def check(
+    values: dict[str, Any],
+    model: type[M],
+    overrides: Sequence[str] = (),
+    *,
+    where: str,
+    folder: Path | None = None,
+) -> M:
+    """Build ``model`` from plain values, with ``overrides`` as in `load`.
+
+    ``where`` the values come from is for errors; relative paths are relative to ``folder``. UsageError names
+    the wrong key and, if it is unknown, the nearest one.
+    """
+    for override in overrides:
+        _override(values, override)
     try:
         # JSON mode is strict about scalars and still takes lists as tuples, as TOML has no other kind.
         return model.model_validate_json(json.dumps(values, default=str), context={"folder": folder})
@@ -108,18 +119,35 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 def _explain(error: ValidationError, model: type[Model]) -> tuple[str, str]:
     first = error.errors(include_url=False)[0]
-    known = set(_keys(model))
-    loc = [str(part) for part in first["loc"]]
-    # A union's location names the chosen kind too; drop what is no part of a key.
-    key = ".".join(p for i, p in enumerate(loc) if i == 0 or p not in _kinds(model))
+    key = _key(model, [str(part) for part in first["loc"]])
     if first["type"] == "extra_forbidden":
+        known = set(_keys(model))
         near = difflib.get_close_matches(key, known, 1, 0.5)
-        near = near or [k for k in known if k.rpartition(".")[2] == loc[-1]][:1]
+        near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
         return f"unknown key '{key}'", f"did you mean '{near[0]}'?" if near else "see `tamis config`"
     if first["type"] == "missing":
         return f"key '{key}' is missing", "add it"
     given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
     return f"key '{key}': {first['msg'].removeprefix('Value error, ')}{given}", "correct the value"
+
+
+def _key(model: type[Model], loc: Sequence[str]) -> str:
+    """The dotted key of an error's location, which also names the kind that was chosen of a union."""
+    key: list[str] = []
+    here = [model]
+    for part in loc:
+        owner = next((m for m in here if part in m.model_fields), None)
+        if owner is not None:
+            here = list(_models(owner.model_fields[part].annotation))
+        elif any(part in _kinds(m) for m in here):
+            continue
+        key.append(part)
+    return ".".join(key)
+
+
+def _kinds(model: type[Model]) -> tuple[Any, ...]:
+    kind = model.model_fields.get("kind")
+    return typing.get_args(kind.annotation) if kind else ()
 
 
 def _models(annotation: Any) -> Iterator[type[Model]]:
@@ -134,16 +162,6 @@ def _keys(model: type[Model], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         for inner in _models(field.annotation):
             yield from _keys(inner, f"{prefix}{name}.")
-
-
-def _kinds(model: type[Model]) -> set[str]:
-    kinds: set[str] = set()
-    for name, field in model.model_fields.items():
-        if name == "kind":
-            kinds.update(str(a) for a in typing.get_args(field.annotation))
-        for inner in _models(field.annotation):
-            kinds |= _kinds(inner)
-    return kinds
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

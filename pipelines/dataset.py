@@ -25,7 +25,7 @@ def folder_of(path: str | Path) -> Path:
         if (folder / manifest.NAME).is_file():
             return folder
     if not path.exists():
-        raise DataError(path, "no such dataset", "check the path or build it")
+        raise DataError(path, "no such dataset", "check the path, or build it with `tamis build`")
     if (path / "dataset.building").exists():
         raise DataError(path, "holds an unfinished build", "run the same build again, it continues")
     raise DataError(

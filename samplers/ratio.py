@@ -120,7 +120,11 @@ class RatioSchedule:
 
 
 class RatioSettings(Model):
-    """Settings of a `RatioSchedule`; left out, ``end`` is ``start`` and ``steps`` is the whole run."""
+    """Settings of a `RatioSchedule`; ``end`` is ``start`` where it is left out.
+
+    ``steps`` has no default, other than for a constant ratio: were it the length of the run, a run that is
+    made longer would see other batches than before.
+    """
 
     kind: RatioKind = "constant"
     start: float = 1.0
@@ -131,13 +135,17 @@ class RatioSettings(Model):
     milestones: tuple[int, ...] = ()
     levels: int = 16
 
-    def schedule(self, total_steps: int) -> RatioSchedule:
-        """The schedule of a run of ``total_steps``. Raises UsageError for arguments out of range."""
+    def schedule(self) -> RatioSchedule:
+        """The schedule. Raises UsageError for arguments that are missing or out of range."""
+        if self.steps is None and self.kind != "constant":
+            raise UsageError(
+                "ratio.steps", "is missing", f"say at which step a {self.kind} ratio has arrived"
+            )
         return RatioSchedule(
             self.kind,
             start=self.start,
             end=self.start if self.end is None else self.end,
-            steps=total_steps if self.steps is None else self.steps,
+            steps=1 if self.steps is None else self.steps,
             warmup=self.warmup,
             decay=self.decay,
             milestones=self.milestones,

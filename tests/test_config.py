@@ -21,7 +21,7 @@ class Cube(Model):
 
 
 class Ball(Model):
-    kind: Literal["ball"] = "ball"
+    kind: Literal["ball", "steps"] = "ball"
     radius: float
 
 
@@ -29,6 +29,7 @@ class Inner(Model):
     steps: int = 10
     rates: tuple[float, ...] = (1.0,)
     shape: Annotated[Cube | Ball, Field(discriminator="kind")] = Ball(radius=1.0)
+    shapes: tuple[Annotated[Cube | Ball, Field(discriminator="kind")], ...] = ()
 
 
 class Outer(Model):
@@ -62,6 +63,7 @@ def test_values_overrides_and_relative_paths(file: Path) -> None:
         ("inner.steps=many", "key 'inner.steps': Input should be a valid integer (given 'many')"),
         ("inner.steps=1.5", "key 'inner.steps'"),
         ("inner.steps=true", "key 'inner.steps'"),
+        ("inner.shapes=[{kind = 'cube', side = 'x'}]", "key 'inner.shapes.0.side'"),
         ("inner.shape.kind=cone", "key 'inner.shape'"),
         ("inner.steps.deep=1", "'steps' is a value, not a section"),
         ("novalue", "has no key=value"),
@@ -72,6 +74,11 @@ def test_wrong_overrides_are_refused_by_name(file: Path, override: str, cause: s
         load(file, [override], Outer)
     assert cause in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_folder_of_a_run_is_a_configuration(file: Path, tmp_path: Path) -> None:
+    file.rename(tmp_path / "config.toml")
+    assert load(tmp_path, [], Outer).name == "a"
 
 
 def test_missing_key_and_missing_or_broken_files(file: Path, tmp_path: Path) -> None:

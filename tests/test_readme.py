@@ -1,4 +1,4 @@
-"""The commands of the README are what they say: the main job runs, the test command is what CI begins with."""
+"""The commands of the README hold: the main job runs, the test command is what CI begins with."""
 
 from __future__ import annotations
 

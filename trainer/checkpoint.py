@@ -94,7 +94,8 @@ def save(folder: Path, learner: Learner, loader: dict[str, Any], step: int) -> P
 
 def complete(folder: Path) -> list[Path]:
     """Checkpoints of a run, oldest first. What a killed process left half-written is not among them."""
-    return sorted(p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name))
+    whole = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name))
+    return sorted(whole, key=lambda p: int(p.name.removeprefix("step-")))
 
 
 def clean(folder: Path) -> None:

@@ -14,10 +14,10 @@ from crc32c import crc32c
 from ..loaders.loader import Batch, Loader
 from ..metrics import STREAM, TRAIN, Meter
 from ..pipelines.dataset import Dataset
-from ..pipelines.ops.settings import SerialiseSettings
 from ..samplers import draw
 from . import checkpoint, report
 from .evaluate import evaluate
+from .feed import loader_of
 from .log import StepLog
 from .models.points import PointTransformer
 from .parallel.data import Ranks
@@ -39,7 +39,7 @@ def run(settings: Settings, dataset: Dataset, out: Path, ranks: Ranks, started_s
     )
     learner = Learner(new_model(settings, task).to(ranks.device), task, settings.trainer, ranks)
     meter = Meter(STREAM + TRAIN)
-    with loader_of(settings, dataset, task, ranks, meter) as loader:
+    with loader_of(settings, dataset, meter, ranks.rank, ranks.world) as loader:
         done = resume(out / "checkpoints", learner, loader)
         speed = train(settings.trainer, out, learner, loader, meter, done)
     evaluation = evaluate(dataset, learner, settings.trainer, out / "predictions.arrow")
@@ -50,30 +50,6 @@ def new_model(settings: Settings, task: Segmentation) -> PointTransformer:
     """The model before the first step: a function of the seed."""
     torch.manual_seed(draw.key(settings.trainer.seed, "model"))
     return PointTransformer(settings.model, task.width, task.classes)
-
-
-def loader_of(settings: Settings, dataset: Dataset, task: Segmentation, ranks: Ranks, meter: Meter) -> Loader:
-    """This rank's share of the training batches: dense, and sorted along the model's curves."""
-    trainer, model, loader = settings.trainer, settings.model, settings.loader
-    return Loader(
-        dataset,
-        split="train",
-        global_batch=loader.batch,
-        seed=trainer.seed,
-        ratio=loader.ratio.schedule(trainer.steps) if loader.ratio else None,
-        k=trainer.points,
-        multiple_of=model.window,
-        graph=[*loader.graph, SerialiseSettings(cell=model.cell)],
-        replica=ranks.rank,
-        replicas=ranks.world,
-        form="dense",
-        columns=[*task.columns, "label"],
-        feeder=loader.feeder,
-        engine=loader.engine,
-        threads=loader.threads,
-        verify=settings.data.verify,
-        meter=meter,
-    )
 
 
 def resume(folder: Path, learner: Learner, loader: Loader) -> int:

@@ -12,6 +12,15 @@ from ..loaders.loader import LoaderSettings
 from ..pipelines.settings import DataSettings
 
 Feature = Literal["xy", "z", "intensity", "returns", "rgb"]
+FIELDS: dict[Feature, tuple[str, ...]] = {
+    "xy": (),
+    "z": (),
+    "intensity": ("intensity",),
+    "returns": ("return_number", "number_of_returns"),
+    "rgb": ("rgb",),
+}
+"""The fields of a scan that each feature is made of, beside its coordinates."""
+
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -49,6 +58,11 @@ class ModelSettings(Model):
     features: Annotated[tuple[Feature, ...], Field(min_length=1)] = ("xy", "z")
     xy_scale: Annotated[float, Field(gt=0)] = 5.0
     z_scale: Annotated[float, Field(gt=0)] = 10.0
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a sample that the model reads."""
+        return ("xyz", *(field for feature in self.features for field in FIELDS[feature]))
 
     @field_validator("wavelengths")
     @classmethod

@@ -14,16 +14,9 @@ from torch.nn import functional
 from ..config import Model
 from ..errors import DataError
 from ..pipelines.dataset import Dataset
-from .settings import Feature, ModelSettings
+from .settings import FIELDS, Feature, ModelSettings
 
 IGNORED = -1
-_FIELDS: dict[Feature, tuple[str, ...]] = {
-    "xy": (),
-    "z": (),
-    "intensity": ("intensity",),
-    "returns": ("return_number", "number_of_returns"),
-    "rgb": ("rgb",),
-}
 _WIDTHS: dict[Feature, int] = {"xy": 2, "z": 1, "intensity": 1, "returns": 2, "rgb": 3}
 _BRIGHTNESS: tuple[Feature, ...] = ("intensity", "rgb")
 
@@ -59,14 +52,14 @@ class Segmentation:
     def __init__(self, model: ModelSettings, state: TaskState, fields: Sequence[str], where: str) -> None:
         self.model, self.state = model, state
         for feature in model.features:
-            missing = [f for f in _FIELDS[feature] if f not in fields]
+            missing = [f for f in FIELDS[feature] if f not in fields]
             if missing:
                 raise DataError(
                     where,
                     f"has no field '{missing[0]}', which the feature '{feature}' of the model needs",
                     "add the field or take the feature out of model.features and train again",
                 )
-        self.columns = ["xyz", *(f for feature in model.features for f in _FIELDS[feature])]
+        self.columns = list(model.columns)
         self.width = sum(_WIDTHS[f] for f in model.features)
         self.classes = len(state.classes)
 
@@ -92,7 +85,7 @@ class Segmentation:
             z = columns["xyz"][..., 2:]
             return _float32((z - z.min(axis=1, keepdims=True)) / self.model.z_scale)
         if name == "returns":
-            number, returns = (_float32(columns[f]) for f in _FIELDS[name])
+            number, returns = (_float32(columns[f]) for f in FIELDS[name])
             returns = np.maximum(returns, 1)
             return np.stack([number / returns, (returns - 1) / 4], axis=-1)
         share = _float32(columns[name]) / np.float32(self.state.bright[name])

@@ -150,7 +150,10 @@ def test_impossible_counts_are_refused(call: tuple[Any, ...]) -> None:
 
 
 def test_settings_make_the_schedule() -> None:
-    settings = check({"kind": "steps", "end": 0.5, "milestones": [3, 6]}, RatioSettings, where="test")
-    assert settings.schedule(9) == RatioSchedule("steps", start=1.0, end=0.5, steps=9, milestones=(3, 6))
-    assert RatioSettings().schedule(7)(3) == 1.0
-    assert RatioSettings(kind="linear", end=0.5, steps=5).schedule(100).steps == 5
+    settings = check(
+        {"kind": "steps", "end": 0.5, "steps": 9, "milestones": [3, 6]}, RatioSettings, where="test"
+    )
+    assert settings.schedule() == RatioSchedule("steps", start=1.0, end=0.5, steps=9, milestones=(3, 6))
+    assert RatioSettings().schedule()(3) == 1.0
+    with pytest.raises(UsageError, match=r"ratio.steps: is missing"):
+        RatioSettings(kind="linear", end=0.5).schedule()

@@ -19,6 +19,8 @@ import torch.distributed as dist
 
 from tamis.config import check
 from tamis.loaders.loader import Batch
+from tamis.pipelines.build import build
+from tamis.pipelines.dataset import Dataset
 from tamis.samplers.curve import serialise
 from tamis.trainer.models.points import PointTransformer
 from tamis.trainer.parallel.data import Ranks
@@ -191,3 +193,9 @@ def run_settings(settings_of: Callable[..., Settings], scan: Path) -> Callable[.
         )
 
     return make
+
+
+@pytest.fixture
+def dataset(run_settings: Callable[..., Settings], tmp_path: Path) -> Dataset:
+    """The dataset of `run_settings`."""
+    return build(run_settings().data, tmp_path)

@@ -80,9 +80,9 @@ def test_what_another_number_of_ranks_wrote_is_read(
 def test_the_last_two_are_kept(tmp_path: Path, new_learner: Make, new_batch: Make) -> None:
     learner = new_learner()
     take(learner, new_batch, range(1))
-    for step in (1, 2, 3, 10):
+    for step in (1, 2, 99_999_999, 100_000_000):
         checkpoint.save(tmp_path, learner, LOADER, step)
-    assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-00000003", "step-00000010"]
+    assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-99999999", "step-100000000"]
     assert len(list(tmp_path.iterdir())) == 2
 
 
