@@ -101,6 +101,14 @@ def differences(old: Model, new: Model) -> list[str]:
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
+def keys(model: type[Model], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a model, those of all kinds of a union among them."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for inner in _models(field.annotation):
+            yield from keys(inner, f"{prefix}{name}.")
+
+
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
@@ -121,7 +129,7 @@ def _explain(error: ValidationError, model: type[Model]) -> tuple[str, str]:
     first = error.errors(include_url=False)[0]
     key = _key(model, [str(part) for part in first["loc"]])
     if first["type"] == "extra_forbidden":
-        known = set(_keys(model))
+        known = set(keys(model))
         near = difflib.get_close_matches(key, known, 1, 0.5)
         near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
         return f"unknown key '{key}'", f"did you mean '{near[0]}'?" if near else "see `tamis config`"
@@ -155,13 +163,6 @@ def _models(annotation: Any) -> Iterator[type[Model]]:
         yield annotation
     for part in typing.get_args(annotation):
         yield from _models(part)
-
-
-def _keys(model: type[Model], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        for inner in _models(field.annotation):
-            yield from _keys(inner, f"{prefix}{name}.")
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

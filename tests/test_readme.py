@@ -14,7 +14,9 @@ import pyarrow as pa
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = re.findall(r"```bash\n(.*?)\n```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"```bash\n(.*?)\n```", README, re.DOTALL)
+SNIPPETS = re.findall(r"```python\n(.*?)\n```", README, re.DOTALL)
 
 
 def test_the_readme_needs_two_commands() -> None:
@@ -28,7 +30,9 @@ def test_ci_begins_with_the_readmes_test_command() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_main_job_runs_as_written(tmp_path: Path) -> None:
+def test_the_main_job_and_the_snippets_run_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install, command = (shlex.split(part) for part in COMMANDS[0].split("&&"))
     assert install == ["pip", "install", "uv"]
     assert command[:3] == ["uv", "run", "tamis"]
@@ -51,3 +55,8 @@ def test_the_main_job_runs_as_written(tmp_path: Path) -> None:
     assert f"limiting stage: {report['limiting_stage']}" in done.stdout
     predictions = pa.ipc.open_file(out / "predictions.arrow").read_all()
     assert len(predictions) == report["eval"]["points"]
+
+    monkeypatch.chdir(tmp_path)
+    assert SNIPPETS
+    for snippet in SNIPPETS:
+        exec(compile(snippet, "README.md", "exec"), {})

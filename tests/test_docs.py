@@ -1,0 +1,50 @@
+"""The documentation names what there is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from tamis.config import Model, check, keys
+from tamis.metrics import BUILD, STREAM, TRAIN
+from tamis.trainer.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+}
+
+
+def test_every_key_is_explained_and_no_other() -> None:
+    named = set(re.findall(r"`([a-z_.]+)`", DOCS["configuration.md"]))
+    known = set(keys(Settings))
+    leaves = {key for key in known if not any(other.startswith(f"{key}.") for other in known)} - {"name"}
+    for key in leaves:
+        section, _, name = key.partition(".")
+        written = key if section in ("layout", "model", "trainer") else name.removeprefix("graph.")
+        assert written in named, f"{key} is not explained"
+    sections = {name.rpartition(".")[0] for name in named if name.count(".") == 1} - {"samplers"}
+    for name in named:
+        if name.rpartition(".")[0] in sections and not name.startswith("section."):
+            assert any(key.endswith(name) for key in known), f"there is no key {name}"
+
+
+def test_the_example_configuration_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", DOCS["configuration.md"], re.DOTALL)
+    settings: Model = check(tomllib.loads(example), Settings, where="example", folder=tmp_path)
+    assert isinstance(settings, Settings)
+    assert settings.data.root == tmp_path / "scans"
+
+
+def test_every_stage_is_explained() -> None:
+    for stage in (*BUILD, *STREAM, *TRAIN):
+        assert f"`{stage}`" in DOCS["stages.md"], stage
+
+
+def test_links_lead_somewhere() -> None:
+    for name, text in DOCS.items():
+        folder = ROOT if name == "README.md" else ROOT / "docs"
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert (folder / target).exists(), f"{name} links to {target}"
