@@ -16,6 +16,8 @@ from .errors import DataError, TamisError
 if TYPE_CHECKING:
     from .trainer.settings import Settings
 
+INTERRUPTED = 130  # what typer makes of Ctrl-C
+
 app = typer.Typer(
     help="Sieve point clouds and feed them to training: raw scans to shards, batches and a trainer.",
     no_args_is_help=True,
@@ -102,6 +104,7 @@ def train(config: Config, out: Out = None, overrides: Overrides = None) -> None:
     """The whole way: build if needed, stream, train, evaluate, report. Run again to continue."""
     from .trainer.launch import train as run
 
+    logging.getLogger("tamis.trainer").setLevel(logging.INFO)  # a long command tells how far it is
     settings, folder = _settings(config, out, overrides)
     run(settings, folder)
 
@@ -151,8 +154,8 @@ def main() -> None:
     except OSError as error:  # a full disk, a folder that may not be written
         where = error.filename or "the system"
         _fail(f"{where}: {error.strerror or error}; check the disk's space and permissions", 1)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; the same command continues", 130)
+    if code == INTERRUPTED:
+        _fail("interrupted; the same command continues", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

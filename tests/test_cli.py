@@ -76,3 +76,14 @@ def test_misuse_is_one_plain_line(
     assert err.count("\n") == 1
     assert all(word in err for word in words), err
     assert not list(tmp_path.rglob("*.arrow")), "something was left half-written"
+
+
+def test_ctrl_c_says_that_the_command_continues(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tamis.pipelines.inspect.inspect", interrupted)
+    code, _, err = run(capsys, "inspect", "anything")
+    assert (code, err) == (130, "tamis: interrupted; the same command continues\n")

@@ -182,7 +182,7 @@ def config_of(settings: Any, path: Path, dp: int) -> Path:
 @pytest.mark.timeout(300)
 def test_kill_9_of_a_run_on_two_ranks(run_settings: Make, run_ranks: Make, tmp_path: Path) -> None:
     """The command is killed in the middle: no rank outlives it, and the same command ends as an uncut run."""
-    settings = run_settings(steps=300, checkpoint_steps=20)
+    settings = run_settings(steps=120, checkpoint_steps=10)
     config = config_of(settings, tmp_path / "small.toml", dp=2)
     whole = tmp_path / "whole"
     dataset = build(settings.data, whole)
@@ -191,7 +191,7 @@ def test_kill_9_of_a_run_on_two_ranks(run_settings: Make, run_ranks: Make, tmp_p
     out = tmp_path / "cut"
     cut = command(config, out)
     until = time.monotonic() + 60
-    while not (out / "checkpoints" / "step-00000060").exists():
+    while not (out / "checkpoints" / "step-00000030").exists():
         assert cut.poll() is None
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -207,8 +207,8 @@ def test_kill_9_of_a_run_on_two_ranks(run_settings: Make, run_ranks: Make, tmp_p
     again = command(config, out)
     printed, errors = again.communicate(timeout=100)
     assert again.returncode == 0, errors
-    assert "300 updates on 2 rank(s)" in printed
-    assert json.loads((out / "report.json").read_text())["resumed_from"] >= 60
+    assert "120 updates on 2 rank(s)" in printed
+    assert json.loads((out / "report.json").read_text())["resumed_from"] >= 30
     for name in ("steps.jsonl", "predictions.arrow"):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
