@@ -47,7 +47,8 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold ``folder`` alone (a kernel lock: it goes with the process, however that dies).
 
-    Raises DataError where another process holds it.
+    It is made if it is not there, and removed again if nothing was put in. Raises DataError where another
+    process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder, os.O_RDONLY)
@@ -58,6 +59,10 @@ def locked(folder: Path) -> Iterator[None]:
             raise DataError(
                 folder, "another tamis process is writing here", "wait for it or choose another --out"
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            if not any(folder.iterdir()):
+                folder.rmdir()
     finally:
         os.close(fd)

@@ -28,7 +28,7 @@ from .manifest import VERSION, Column
 from .readers import read
 from .settings import DataSettings
 
-__all__ = ["DataSettings", "build"]
+__all__ = ["DataSettings", "build", "build_held"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,12 @@ def build(settings: DataSettings, out: Path, meter: Meter | None = None) -> Data
     sources, for a folder another process writes to, and for a disk that fails; UsageError for settings that
     cannot be carried out.
     """
+    with _one_line(out), locked(out):
+        return build_held(settings, out, meter)
+
+
+def build_held(settings: DataSettings, out: Path, meter: Meter | None = None) -> Dataset:
+    """As `build`, for a caller that holds the folder ``out``."""
     if settings.path is not None:
         raise UsageError(
             "data.path", "names a ready dataset, there is nothing to build", "remove it to build one"
@@ -53,7 +59,7 @@ def build(settings: DataSettings, out: Path, meter: Meter | None = None) -> Data
     listed = sources.splits_by_file(root, settings.split, names)
     meter = meter or Meter(BUILD)
     building, final = out / "dataset.building", out / "dataset"
-    with _one_line(out), locked(out):
+    with _one_line(out):
         if final.exists():
             _check_same(final, settings, root, names)
         else:

@@ -45,3 +45,12 @@ def test_errors_are_one_line_and_cross_processes() -> None:
     assert (type(copy), str(copy), copy.exit_code) == (DataError, str(error), 1)
     assert isinstance(UsageError("k", "is too large"), ValueError)
     assert UsageError.exit_code == 2
+
+
+def test_a_folder_in_which_nothing_was_done_is_gone_again(tmp_path: Path) -> None:
+    with locked(tmp_path / "a" / "b"):
+        pass
+    with locked(tmp_path / "used"):
+        (tmp_path / "used" / "file").touch()
+    assert not (tmp_path / "a" / "b").exists()
+    assert (tmp_path / "used" / "file").exists()

@@ -18,7 +18,7 @@ from ..config import differences, dumps, load
 from ..errors import DataError, TamisError, UsageError
 from ..files import locked, write_atomic
 from ..metrics import BUILD, Meter, stage_rows
-from ..pipelines.build import build
+from ..pipelines.build import build_held
 from ..pipelines.dataset import Dataset
 from .settings import Settings
 from .summary import text
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"
 MAY_DIFFER = {"data.root"}  # where the raw files are says nothing about what is in them
 
 
@@ -48,7 +47,7 @@ def train(settings: Settings, out: Path) -> dict[str, Any] | None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores; read when torch is imported
     if "RANK" in os.environ:
         return _joined(settings, out, started_s)
-    with locked(out / CHECKPOINTS):  # `build` locks the folder itself
+    with locked(out):
         if not prepare(settings, out):
             if settings.layout.dp == 1:
                 _run_here(settings, out, started_s)
@@ -99,7 +98,7 @@ def _finished(settings: Settings, out: Path) -> bool:
 
 def _build(settings: Settings, out: Path) -> None:
     meter = Meter(BUILD)
-    build(settings.data, out, meter)
+    build_held(settings.data, out, meter)
     rows = stage_rows(BUILD, meter.table[None], time.perf_counter() - meter.started_s)
     if rows:
         write_atomic(out / "build.json", json.dumps(rows))
@@ -120,7 +119,7 @@ def _joined(settings: Settings, out: Path, started_s: float) -> dict[str, Any] |
 
     with data_parallel(settings.layout.dp) as ranks:
         if ranks.rank == 0:
-            with locked(out / CHECKPOINTS):
+            with locked(out):
                 finished = ranks.gather(prepare(settings, out))[0]
                 if not finished:
                     loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)

@@ -114,7 +114,7 @@ def test_a_ready_dataset_is_used(run_settings: Make, settings_of: Make, tmp_path
 
 
 def test_a_folder_in_use_is_refused(run_settings: Make, tmp_path: Path) -> None:
-    with locked(tmp_path / "run" / "checkpoints"), pytest.raises(DataError, match="another tamis process"):
+    with locked(tmp_path / "run"), pytest.raises(DataError, match="another tamis process"):
         train(run_settings(), tmp_path / "run")
 
 
