@@ -23,9 +23,9 @@ SHIPPED = Path(__file__).parent / "configs"
 
 
 class Model(BaseModel):
-    """Base of all settings: strict types, unknown keys refused, immutable."""
+    """Base of all settings: strict types, finite numbers, unknown keys refused, immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
@@ -61,10 +61,9 @@ def find(config: str | Path) -> Path:
     for path in (Path(config), Path(config, "config.toml")):
         if path.is_file():
             return path
-    shipped = SHIPPED / f"{config}.toml"
-    if shipped.is_file():
-        return shipped
     names = [p.stem for p in sorted(SHIPPED.glob("*.toml"))]
+    if str(config) in names:
+        return SHIPPED / f"{config}.toml"
     raise DataError(config, "no such configuration file", f"name a TOML file or one of {', '.join(names)}")
 
 
@@ -96,8 +95,8 @@ def dumps(settings: Model) -> str:
 
 
 def differences(old: Model, new: Model) -> list[str]:
-    """Dotted keys whose values differ."""
-    a, b = (dict(_flatten(m.model_dump(mode="json"))) for m in (old, new))
+    """Dotted keys whose values differ; so do tables with the same keys in another order."""
+    a, b = dict(_leaves(old)), dict(_leaves(new))
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
@@ -165,9 +164,11 @@ def _models(annotation: Any) -> Iterator[type[Model]]:
         yield from _models(part)
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
+def _leaves(settings: Model, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and their values as text, in which the order of a table's keys counts."""
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, Model):
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield prefix + key, value
+            yield prefix + name, settings.model_dump_json(include={name})

@@ -59,7 +59,7 @@ def farthest_batch(xyz: Any, offsets: Any, k: Any) -> Any:
     if not fits or bounds[0] != 0 or bounds[-1] != len(array) or (bounds[1:] < bounds[:-1]).any():
         cause = f"do not divide {len(array)} rows"
         raise UsageError("offsets", cause, "give whole numbers rising from 0 to n")
-    clouds = bounds.size - 1
+    bounds, clouds = bounds.astype(np.int64), bounds.size - 1
     if counts.shape not in ((), (clouds,)):
         cause = f"has shape {counts.shape}"
         raise UsageError("k", cause, f"give one number, or one for each of {clouds} clouds")

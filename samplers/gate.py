@@ -72,7 +72,7 @@ def as_array(value: Any, name: str) -> NDArray[Any]:
         if value.device.type != "cpu":
             raise UsageError(name, f"is a tensor on {value.device}", "move it to the CPU with .cpu()")
         try:
-            return np.asarray(value.detach().numpy())
+            return np.asarray(value.detach().resolve_neg().numpy())
         except TypeError:
             raise UsageError(name, f"has dtype {value.dtype}", "convert it to one numpy knows") from None
     return np.asarray(value)

@@ -46,6 +46,8 @@ class RatioSchedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", tuple(whole(m, "ratio.milestones") for m in self.milestones))
+        for name in ("start", "end"):  # 1 and 1.0 are one schedule, and a plan tells schedules by their text
+            object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("steps", "warmup", "levels"):
             object.__setattr__(self, name, whole(getattr(self, name), f"ratio.{name}"))
         falls, marks = self.end < self.start, self.milestones

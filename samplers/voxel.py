@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -103,7 +104,7 @@ def voxel(
     """
     if pick not in _PICKS:
         raise UsageError("voxel", f"pick is {pick!r}", f"choose {' or '.join(map(repr, _PICKS))}")
-    if not (np.ndim(size) == 0 and np.isfinite(size) and size > 0):
+    if isinstance(size, bool) or not (isinstance(size, Real) and 0 < size < np.inf):
         raise UsageError("voxel", f"size is {size!r}", "give a length above 0, in the unit of xyz")
     cloud, size = checked(xyz), float(size)
     world = _corner(0.0 if origin is None else origin, "origin")

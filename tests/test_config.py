@@ -35,6 +35,7 @@ class Inner(Model):
 class Outer(Model):
     name: str = "x"
     root: ConfigPath | None = None
+    codes: dict[str, list[int]] = Field(default_factory=dict)
     inner: Inner = Inner()
 
 
@@ -65,6 +66,7 @@ def test_values_overrides_and_relative_paths(file: Path) -> None:
         ("inner.steps=true", "key 'inner.steps'"),
         ("inner.shapes=[{kind = 'cube', side = 'x'}]", "key 'inner.shapes.0.side'"),
         ("inner.shape.kind=cone", "key 'inner.shape'"),
+        ("inner.rates=[inf]", "key 'inner.rates.0'"),
         ("inner.steps.deep=1", "'steps' is a value, not a section"),
         ("novalue", "has no key=value"),
     ],
@@ -113,3 +115,10 @@ def test_differences_name_dotted_keys() -> None:
         "inner.steps",
     ]
     assert differences(Outer(), Outer()) == []
+
+
+def test_the_order_of_a_tables_keys_is_a_difference() -> None:
+    """Class numbers follow the order in which the classes are written."""
+    old, new = Outer(codes={"a": [1], "b": [2]}), Outer(codes={"b": [2], "a": [1]})
+    assert differences(old, new) == ["codes"]
+    assert differences(old, old.model_copy()) == []

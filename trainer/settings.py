@@ -118,7 +118,7 @@ class TrainerSettings(Model):
 class Settings(Model):
     """The whole configuration of ``build``, ``stream`` and ``train``."""
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")]
+    name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\.][^/\\]*$")]
     data: DataSettings
     loader: LoaderSettings
     layout: LayoutSettings = LayoutSettings()

@@ -204,6 +204,15 @@ def test_a_batch_takes_one_count_for_all() -> None:
     assert index[4] == 10
 
 
+@pytest.mark.parametrize("dtype", ["u1", "u8", "i4", ">i8"])
+def test_offsets_of_any_whole_type(dtype: str) -> None:
+    xyz = np.random.default_rng(0).random((30, 3))
+    assert (
+        farthest_batch(xyz, np.array([0, 10, 30], dtype), 4)[0].tolist()
+        == farthest_batch(xyz, [0, 10, 30], 4)[0].tolist()
+    )
+
+
 def test_a_cloud_of_a_batch_is_named() -> None:
     with pytest.raises(UsageError, match=r"cloud 1, .*cannot pick 5 of 4"):
         farthest_batch(np.zeros((10, 3)), [0, 6, 10], 5)

@@ -93,6 +93,12 @@ def test_tensors_come_back_as_tensors() -> None:
     assert voxels.fields["ring"].dtype == np.dtype(">u2")
 
 
+def test_a_tensor_that_is_negated_lazily_is_read_as_it_is() -> None:
+    xyz = torch.view_as_real(torch.complex(torch.ones(4, 3), torch.ones(4, 3)).conj())[..., 1]
+    assert xyz.is_neg()
+    assert (checked(xyz).xyz == -1).all()
+
+
 def test_non_finite_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     xyz = np.ones((6, 3), np.float32)
     xyz[1, 0], xyz[3, 1], xyz[4, 2] = np.nan, np.inf, -np.inf

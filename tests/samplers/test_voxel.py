@@ -297,7 +297,7 @@ def test_cells_beyond_float64_are_refused(far: float) -> None:
         voxel(np.array([[0.0, 0, 0], [0, far, 0]]), 1.0)
 
 
-@pytest.mark.parametrize("size", [0.0, -1.0, np.nan, np.inf, [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("size", ["a", None, True, 0.0, -1.0, np.nan, np.inf, [1.0, 2.0, 3.0]])
 def test_impossible_sizes_are_refused(size: Any) -> None:
     with pytest.raises(UsageError, match="size"):
         voxel(np.zeros((4, 3)), size)
