@@ -23,7 +23,7 @@ from .journal import Journal, Part, PartSample
 from .manifest import Counts, FileDigest, Manifest, Range, SourceDigest, SplitCounts
 from .records import SPLITS, Field, sample_id, sample_name
 from .settings import DataSettings
-from .splits import FilesSplit
+from .splits import BlocksSplit, FilesSplit
 from .statistics import Moments
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,16 @@ class Member:
 
 
 def assemble(
-    folder: Path, parts: Sequence[Part], journal: Journal, settings: DataSettings, meter: Meter
+    folder: Path,
+    parts: Sequence[Part],
+    journal: Journal,
+    settings: DataSettings,
+    listed: Mapping[str, str],
+    meter: Meter,
 ) -> None:
     """Write a whole dataset to ``folder``, ``dataset.json`` last.
 
+    ``listed``: source -> split of the files that the settings list as val or test.
     The bytes depend on the sources and the settings alone. Raises DataError where no sample came out or two
     have the same id.
     """
@@ -60,7 +66,8 @@ def assemble(
     tally = _Tally(fields, members, len(settings.classes))
     for number, rows in enumerate(layout):
         with meter.time("build.write", items=len(rows)):
-            batches = tally.counted(_batches([members[row] for row in rows], journal), splits[rows.start])
+            own = _batches([members[row] for row in rows], journal, schema)
+            batches = tally.counted(own, splits[rows.start])
             shards.write_shard(folder / shards.shard_name(number), schema, batches)
         points = sum(members[row].about.rows for row in rows)
         meter.add("build.write", points_in=points, points_out=points, bytes=points * row_bytes)
@@ -72,7 +79,7 @@ def assemble(
         version=manifest.VERSION,
         schema=parts[0].columns,
         classes=list(settings.classes),
-        counts=tally.counts(parts, list(settings.classes)),
+        counts=tally.counts(parts, list(settings.classes), _dropped(parts, settings, listed)),
         statistics={name: moments.figures() for name, moments in tally.moments.items()},
         splits=ranges,
         row_order=settings.row_order,
@@ -102,11 +109,21 @@ def _in_order(folder: Path, parts: Sequence[Part]) -> list[Member]:
     return sorted(members, key=lambda m: (SPLITS.index(m.about.split), m.source, m.about.tile))
 
 
-def _batches(members: Sequence[Member], journal: Journal) -> Iterator[pa.RecordBatch]:
+def _dropped(parts: Sequence[Part], settings: DataSettings, listed: Mapping[str, str]) -> Mapping[str, int]:
+    """Rows of each split that were not finite. Without a position a row is in no block of ground."""
+    dropped = Counter[str]()
+    if not isinstance(settings.split, BlocksSplit):
+        for part in parts:
+            dropped[listed.get(part.source, "train")] += part.dropped
+    return dropped
+
+
+def _batches(members: Sequence[Member], journal: Journal, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The members' rows, columns in the order of ``schema``: sources may list theirs in another."""
     for source, own in itertools.groupby(members, key=lambda member: member.source):
         reader, _ = shards.opened(journal.path(source))
         for member in own:
-            yield reader.get_batch(member.number)
+            yield reader.get_batch(member.number).select(schema.names)
 
 
 class _Tally:
@@ -136,7 +153,7 @@ class _Tally:
                     self.moments[name].add(column)
             yield batch
 
-    def counts(self, parts: Sequence[Part], classes: Sequence[str]) -> Counts:
+    def counts(self, parts: Sequence[Part], classes: Sequence[str], dropped: Mapping[str, int]) -> Counts:
         """What passed."""
         splits = {
             split: SplitCounts(
@@ -144,6 +161,7 @@ class _Tally:
                 points=self._rows[split],
                 classes=dict(zip(classes, self._classes[split].tolist(), strict=True)),
                 ignored=self._rows[split] - int(self._classes[split].sum()) if classes else 0,
+                dropped=dropped.get(split, 0),
             )
             for split in SPLITS
             if split in self._samples

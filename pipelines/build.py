@@ -21,10 +21,11 @@ from ..files import locked, sync
 from ..metrics import BUILD, Meter
 from . import shards, sources
 from .assemble import assemble
+from .checks import file_sha256
 from .cut import Piece, Points, columns_of, cut, select
 from .dataset import Dataset
 from .journal import Journal, Part, PartSample
-from .manifest import VERSION, Column
+from .manifest import VERSION, Column, Manifest
 from .readers import read
 from .settings import DataSettings
 
@@ -66,7 +67,7 @@ def build_held(settings: DataSettings, out: Path, meter: Meter | None = None) ->
             with _kept_if_used(building):
                 journal = Journal(building, _digest(settings))
                 parts = _make_parts(journal, root, names, settings, listed, meter)
-                _publish(final, building, parts, journal, settings, meter)
+                _publish(final, building, parts, journal, settings, listed, meter)
         shutil.rmtree(building, ignore_errors=True)
     return Dataset(final)
 
@@ -84,13 +85,19 @@ def _kept_if_used(folder: Path) -> Iterator[None]:
 
 
 def _publish(
-    final: Path, building: Path, parts: Sequence[Part], journal: Journal, settings: DataSettings, meter: Meter
+    final: Path,
+    building: Path,
+    parts: Sequence[Part],
+    journal: Journal,
+    settings: DataSettings,
+    listed: Mapping[str, str],
+    meter: Meter,
 ) -> None:
     """Assemble the dataset out of sight and show it whole."""
     fresh = building / "dataset"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
-    assemble(fresh, parts, journal, settings, meter)
+    assemble(fresh, parts, journal, settings, listed, meter)
     sync(fresh)
     fresh.rename(final)
     sync(final.parent)
@@ -121,9 +128,9 @@ def _make_part(
     """Read one source, cut it into samples, write them, and record that it is done."""
     path = root / source
     with meter.time("build.read"):
-        stat, sha256 = path.stat(), _sha256(path)
+        size, sha256 = path.stat().st_size, file_sha256(path)
         scan = read(path)
-    meter.add("build.read", points_out=len(scan.xyz), bytes=stat.st_size)
+    meter.add("build.read", points_out=len(scan.xyz), bytes=size)
     points = select(path, scan, settings)
     schema = shards.arrow_schema(points.schema)
     samples: list[PartSample] = []
@@ -136,14 +143,15 @@ def _make_part(
                 batch = shards.to_batch(schema, columns)
                 writer.write_batch(batch)
             meter.add("build.pack", points_out=len(piece.rows), bytes=batch.nbytes)
-            samples.append(_describe(points, piece, columns))
+            label = columns["label"] if settings.classes else np.empty(0, np.int32)
+            samples.append(_describe(points, piece, label))
     return journal.finish(
         Part(
             settings=journal.settings,
             source=source,
-            bytes=stat.st_size,
-            mtime_ns=stat.st_mtime_ns,
+            bytes=size,
             sha256=sha256,
+            written=file_sha256(journal.path(source)),
             dropped=points.dropped,
             outside=points.outside,
             columns=[
@@ -155,11 +163,10 @@ def _make_part(
     )
 
 
-def _describe(points: Points, piece: Piece, columns: Mapping[str, NDArray[Any]]) -> PartSample:
+def _describe(points: Points, piece: Piece, label: NDArray[Any]) -> PartSample:
     xyz = points.xyz[piece.rows]
     bounds = np.concatenate([xyz.min(axis=0), xyz.max(axis=0)]) if len(xyz) else np.zeros(6)
-    label = columns.get("label", np.empty(0, np.int32))
-    known = label[label >= 0] if label.dtype == np.int32 else label[:0]
+    known = label[label >= 0]
     return PartSample(
         split=piece.split,
         tile=piece.tile,
@@ -189,8 +196,7 @@ def _check_columns(path: Path, part: Part, first: Part) -> None:
 def _check_same(final: Path, settings: DataSettings, root: Path, names: Sequence[str]) -> None:
     """Refuse a finished dataset that is not what these settings and sources would give."""
     there = Dataset(final).manifest
-    old = DataSettings.model_validate_json(json.dumps(there.configuration))
-    keys = differences(old, settings.content())
+    keys = differences(_settings_of(there), settings.content())
     fix = "choose another --out, or remove the dataset to build it anew"
     if keys:
         raise DataError(final, f"was built with another data.{', data.'.join(keys)}", fix)
@@ -199,21 +205,21 @@ def _check_same(final: Path, settings: DataSettings, root: Path, names: Sequence
         raise DataError(final, f"{cause} {name}", fix)
     for name, digest in there.sources.items():
         path = root / name
-        if path.stat().st_size != digest.bytes or _sha256(path) != digest.sha256:
+        if path.stat().st_size != digest.bytes or file_sha256(path) != digest.sha256:
             raise DataError(path, f"has changed since {final} was built", fix)
 
 
+def _settings_of(there: Manifest) -> DataSettings:
+    """The settings a dataset records. Keys of JSON have no order; that of the classes is in its list."""
+    classes = there.configuration["classes"]
+    recorded = there.configuration | {"classes": {name: classes[name] for name in there.classes}}
+    return DataSettings.model_validate_json(json.dumps(recorded))
+
+
 def _digest(settings: DataSettings) -> str:
-    text = json.dumps([VERSION, settings.configuration()], sort_keys=True)
+    # Not sorted by key: another order of the classes is another dataset.
+    text = json.dumps([VERSION, settings.configuration()])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror})", "check the file") from None
 
 
 @contextmanager

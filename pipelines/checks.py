@@ -51,6 +51,12 @@ def first_damage(data: memoryview, sums: NDArray[np.uint32], row_bytes: int) -> 
     return None
 
 
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def chunk_sums(path: Path) -> tuple[int, str, list[int]]:
     """Size in bytes, SHA-256 in hex, and the CRC32C of every MiB of a file."""
     size, sha256, sums = 0, hashlib.sha256(), []

@@ -16,7 +16,7 @@ from ..samplers.farthest import farthest
 from ..samplers.fields import kind_of
 from ..samplers.random import random
 from . import splits, tiles
-from .readers import Scan
+from .readers import Scan, storable
 from .records import IGNORED, SPLITS, Field, sample_id
 from .settings import DataSettings
 
@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 TOLERANCE = 0.5e-3
 """Largest error that a stored coordinate may have, in the source's units."""
+
+LARGEST = 2.0**53
+"""Coordinates are smaller than this: from here on float64 does not hold every whole number."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Piece:
 def select(path: Path, scan: Scan, settings: DataSettings) -> Points:
     """Drop rows without a finite coordinate or outside the bounds; choose fields; number the classes.
 
-    Raises DataError for a field that is not there, naming those that are.
+    Raises DataError for a field that is not there, naming those that are, for one that cannot be stored, for
+    two that would be stored under one name, and for a coordinate of 2^53 or more.
     """
     finite = np.isfinite(scan.xyz).all(axis=1)
     inside = finite.copy()
@@ -70,19 +74,35 @@ def select(path: Path, scan: Scan, settings: DataSettings) -> Points:
     dropped, outside = int((~finite).sum()), int((finite & ~inside).sum())
     if dropped:
         log.warning("%s: dropped %d rows whose coordinates are not finite", path, dropped)
+    xyz = scan.xyz[row]
+    _check_size(path, xyz, row)
 
     columns: dict[str, NDArray[Any]] = {}
     if settings.classes:
-        columns["label"] = class_numbers(
-            _field(path, scan, settings.label, "data.label")[row], settings.classes
-        )
+        codes = _field(path, scan, settings.label, "data.label", row)
+        if codes.ndim > 1:
+            cause = f"field '{settings.label}' has {codes.shape[1]} numbers a row"
+            raise DataError(path, cause, "name a field of single class codes in data.label")
+        columns["label"] = class_numbers(codes, settings.classes)
     columns["row"] = row
-    names = list(scan.fields) if settings.fields is None else settings.fields
-    for name in names:
-        values = _field(path, scan, name, "data.fields")
-        # A source may use our own names: what it says under them is kept beside what we say.
-        columns[f"source_{name}" if name in columns or name == "xyz" else name] = values[row]
-    return Points(scan.xyz[row], columns, dropped, outside)
+    # A source may use our own names: what it says under them is kept beside what we say.
+    ours = {"xyz", *columns}
+    origin: dict[str, str] = {}
+    for name in scan.fields if settings.fields is None else settings.fields:
+        stored = f"source_{name}" if name in ours else name
+        if origin.setdefault(stored, name) != name:
+            cause = f"fields '{origin[stored]}' and '{name}' would both be stored as '{stored}'"
+            raise DataError(path, cause, "rename one, or list one of them in data.fields")
+        columns[stored] = _field(path, scan, name, "data.fields", row)
+    return Points(xyz, columns, dropped, outside)
+
+
+def _check_size(path: Path, xyz: NDArray[np.float64], row: NDArray[np.int64]) -> None:
+    large = np.abs(xyz) >= LARGEST
+    if large.any():
+        i, axis = np.argwhere(large)[0]
+        cause = f"row {row[i]}: {'xyz'[axis]} is {xyz[i, axis]:g}, no coordinate may reach 2^53"
+        raise DataError(path, cause, "mend the file, or leave the row out with data.bounds")
 
 
 def class_numbers(codes: NDArray[Any], classes: Mapping[str, list[int]]) -> NDArray[np.int32]:
@@ -112,8 +132,9 @@ def cut(
         for tile, members in grids[split].cut(points.xyz[rows]):
             if len(members) >= least:
                 chosen = rows[members]
-                origin = np.array([*grids[split].centre(tile), points.xyz[chosen, 2].min()])
-                yield Piece(split, number + tile, chosen, origin)
+                yield Piece(
+                    split, number + tile, chosen, _origin(points.xyz[chosen], grids[split].centre(tile))
+                )
 
 
 def columns_of(
@@ -138,8 +159,8 @@ def local(path: Path, xyz: NDArray[np.float64], origin: NDArray[np.float64]) -> 
     """Coordinates counted from ``origin``, float32 (n, 3), each right to half a unit in a thousand."""
     shifted = xyz - origin
     largest = np.abs(shifted).max(initial=0)
-    step = np.spacing(np.float32(largest))
-    if not step / 2 <= TOLERANCE:
+    step = np.spacing(np.float32(largest))  # coordinates are below 2^53, so this is finite
+    if step / 2 > TOLERANCE:
         extent = " x ".join(f"{size:g}" for size in np.ptp(xyz, axis=0))
         raise DataError(
             path,
@@ -149,11 +170,17 @@ def local(path: Path, xyz: NDArray[np.float64], origin: NDArray[np.float64]) -> 
     return shifted.astype(np.float32)
 
 
-def _field(path: Path, scan: Scan, name: str, key: str) -> NDArray[Any]:
+def _field(path: Path, scan: Scan, name: str, key: str, row: NDArray[np.int64]) -> NDArray[Any]:
     if name not in scan.fields:
         there = ", ".join(scan.fields) or "no field but x, y, z"
         raise DataError(path, f"has no field '{name}' (it has {there})", f"correct {key}")
-    return scan.fields[name]
+    return storable(path, name, scan.fields[name][row])
+
+
+def _origin(xyz: NDArray[np.float64], centre: tuple[float, float]) -> NDArray[np.float64]:
+    """A tile's centre, moved into the bounding box of its points: a tile may be far wider than the cloud."""
+    low, high = xyz.min(axis=0), xyz.max(axis=0)
+    return np.array([*np.clip(centre, low[:2], high[:2]), low[2]])
 
 
 def _corner(xyz: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -37,17 +37,16 @@ class Dataset:
     """A built dataset, at its own folder or the folder that holds ``dataset/``.
 
     Raises DataError where it is missing, incomplete, damaged or of another version. ``dataset.json`` and the
-    tables are checked when they are opened, the bytes of shards when they are read.
+    tables are checked when they are first used, the bytes of shards when they are read.
 
     ``ids`` uint64, ``rows`` int64, ``shard`` int32 and ``block`` int64, all (samples,): identity, number of
     rows, shard and first row in `checks` of each sample. ``positions``: column -> int64 (samples,), byte
-    position of the column in the shard. ``checks``: column -> uint32 (blocks,), running CRC32C at the end of
-    every 256 rows: sample i has blocks ``block[i]`` to ``block[i] + ceil(rows[i] / 256)``.
+    position of the column in the shard.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = folder_of(path)
-        text = _read(self.path / manifest.NAME)
+        text = contents(self.path / manifest.NAME)
         self.manifest: Manifest = manifest.unseal(self.path / manifest.NAME, text)
         for name, digest in self.manifest.files.items():
             _check_size(self.path / name, digest.bytes)
@@ -59,7 +58,6 @@ class Dataset:
         self.shard: NDArray[np.int32] = index["shard"]
         self.block: NDArray[np.int64] = index["block"]
         self.positions: dict[str, NDArray[np.int64]] = {name: index[f"pos_{name}"] for name in self.schema}
-        self.checks: dict[str, NDArray[np.uint32]] = dict(table(self.path / shards.CHECKSUMS))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -97,6 +95,15 @@ class Dataset:
         return self.path / shards.shard_name(shard)
 
     @cached_property
+    def checks(self) -> dict[str, NDArray[np.uint32]]:
+        """Column -> uint32 (blocks,), mapped: running CRC32C at the end of every 256 rows.
+
+        Sample i has blocks ``block[i]`` to ``block[i] + ceil(rows[i] / 256)``.
+        """
+        self._check(shards.CHECKSUMS)
+        return table(self.path / shards.CHECKSUMS)
+
+    @cached_property
     def samples(self) -> pa.RecordBatch:
         """``samples.arrow``: name, source, tile, origin, bounds, label and split of each sample, mapped."""
         self._check(shards.SAMPLES)
@@ -128,7 +135,12 @@ class Dataset:
 
     def _check(self, name: str) -> None:
         """Refuse a damaged table: a wrong position or origin would not show in what is read with it."""
-        for start, _, bit in damaged_chunks(self.path / name, self.manifest.files[name].crc32c):
+        try:
+            damage = next(damaged_chunks(self.path / name, self.manifest.files[name].crc32c), None)
+        except OSError as error:
+            raise _unreadable(self.path / name, error) from None
+        if damage is not None:
+            start, _, bit = damage
             offset = start if bit is None else start + bit // 8
             raise DataError(self.path / name, f"is damaged at offset {offset}", "copy the dataset again")
 
@@ -144,7 +156,7 @@ class Dataset:
                 while taken < len(data) and (got := file.readinto(data[taken:])):
                     taken += got
         except OSError as error:
-            raise DataError(path, f"cannot be read ({error.strerror})", "check the disk") from None
+            raise _unreadable(path, error) from None
         if taken < len(data):
             raise DataError(path, f"ends at offset {position + taken}, inside a sample", "copy it again")
         sums = self.checks[name][block : block + blocks(rows)]
@@ -155,25 +167,37 @@ class Dataset:
         return array
 
 
-def _read(path: Path) -> bytes:
+def contents(path: Path) -> bytes:
+    """The bytes of a small file. Raises DataError where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
+        raise _unreadable(path, error) from None
 
 
 def _check_size(path: Path, size: int) -> None:
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror})", "copy the dataset again") from None
+        raise _unreadable(path, error) from None
     if found != size:
         raise DataError(path, f"has {found} bytes, {size} were written", "copy it again")
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    """Only a file that is not there is mended by another copy."""
+    missing = isinstance(error, FileNotFoundError)
+    fix = (
+        "copy the dataset again" if missing else "check its rights, the disk, and how many files may be open"
+    )
+    return DataError(path, f"cannot be read ({error.strerror or error})", fix)
 
 
 def table(path: Path) -> dict[str, NDArray[Any]]:
     """The columns of a file with one record batch, mapped."""
     try:
         return shards.from_batch(shards.opened(path)[0].get_batch(0))
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except (pa.ArrowException, ValueError, KeyError) as error:
         raise DataError(path, f"is damaged ({error})", "copy the dataset again") from None

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from . import shards
 from .dataset import Dataset
-from .readers import Scan, read
+from .readers import SUFFIXES, Scan, read
 from .records import SPLITS
 
 
 def inspect(path: str | Path) -> str:
     """Describe a dataset's folder, or a raw file. Raises DataError where it is neither."""
     path = Path(path)
-    return "\n".join(_scan(path, read(path)) if path.is_file() else _dataset(Dataset(path)))
+    raw = path.is_file() or (path.suffix.lower() in SUFFIXES and not path.is_dir())
+    return "\n".join(_scan(path, read(path)) if raw else _dataset(Dataset(path)))
 
 
 def _dataset(dataset: Dataset) -> Iterator[str]:
@@ -77,8 +78,9 @@ def _scan(path: Path, scan: Scan) -> Iterator[str]:
     if len(finite):
         low, high = finite.min(axis=0), finite.max(axis=0)
         yield f"bounds       {_box(low, high)}"
-        area = float(np.prod((high - low)[:2]))
-        if area > 0:
+        with np.errstate(over="ignore"):
+            area = float(np.prod((high - low)[:2]))
+        if 0 < area < np.inf:
             yield f"density      {len(finite) / area:.4g} points per square unit (of the bounding box)"
     if len(codes := scan.fields.get("classification", np.empty(0))):
         pairs = zip(*np.unique(codes, return_counts=True), strict=True)
@@ -94,10 +96,10 @@ def _scan(path: Path, scan: Scan) -> Iterator[str]:
 
 
 def _limits(values: NDArray[np.generic]) -> tuple[str, str]:
-    if not len(values):
+    if not len(values) or values.dtype.kind not in "biuf":
         return "-", "-"
     flat = values.reshape(len(values), -1)
-    return _figures(np.nanmin(flat, axis=0).tolist()), _figures(np.nanmax(flat, axis=0).tolist())
+    return _figures(np.fmin.reduce(flat).tolist()), _figures(np.fmax.reduce(flat).tolist())
 
 
 def _table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> Iterator[str]:

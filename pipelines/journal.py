@@ -16,6 +16,7 @@ import pydantic
 from ..config import Model
 from ..files import write_atomic
 from . import shards
+from .checks import file_sha256
 from .manifest import Column
 
 log = logging.getLogger(__name__)
@@ -33,17 +34,24 @@ class PartSample(Model):
 
 
 class Part(Model):
-    """The record of one finished source: what it was, how it was cut, what came out."""
+    """What one finished source was, how it was cut, what came out, and the SHA-256 of the part's file."""
 
     settings: str
     source: str
     bytes: int
-    mtime_ns: int
     sha256: str
+    written: str
     dropped: int
     outside: int
     columns: list[Column]
     samples: list[PartSample]
+
+
+class Record(Model):
+    """A part as it is recorded: with the SHA-256 of its own text."""
+
+    part: Part
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -58,20 +66,24 @@ class Journal:
         return self.folder / f"part-{hashlib.blake2b(source.encode(), digest_size=16).hexdigest()}.arrow"
 
     def finished(self, source: str, raw: Path) -> Part | None:
-        """The part of ``source`` if it was finished from this very file under these settings."""
+        """The part of ``source`` if it was finished from these very bytes under these settings, and is whole.
+
+        Reads the source and the part once.
+        """
         record = self.path(source).with_suffix(".json")
+        if not record.exists():
+            return None
         try:
-            part = Part.model_validate_json(record.read_bytes())
-        except FileNotFoundError:
+            known = Record.model_validate_json(record.read_bytes())
+            whole = known.sha256 == _sha256(known.part)
+            whole = whole and known.part.written == file_sha256(self.path(source))
+        except (FileNotFoundError, pydantic.ValidationError):
+            whole = False
+        if not whole:
+            log.warning("%s: is damaged, or of another version; the part of %s is made again", record, source)
             return None
-        except pydantic.ValidationError:
-            log.warning("%s: is not a record of this version; the part is made again", record)
-            return None
-        stat = raw.stat()
-        wanted = (self.settings, source, stat.st_size, stat.st_mtime_ns)
-        if (part.settings, part.source, part.bytes, part.mtime_ns) != wanted or not self.path(
-            source
-        ).exists():
+        part = known.part
+        if (part.settings, part.source, part.sha256) != (self.settings, source, file_sha256(raw)):
             log.warning("%s: settings or file changed since the part was made; it is made again", source)
             return None
         return part
@@ -88,5 +100,10 @@ class Journal:
 
     def finish(self, part: Part) -> Part:
         """Record a part whose file is on the disk."""
-        write_atomic(self.path(part.source).with_suffix(".json"), part.model_dump_json())
+        record = Record(part=part, sha256=_sha256(part))
+        write_atomic(self.path(part.source).with_suffix(".json"), record.model_dump_json())
         return part
+
+
+def _sha256(part: Part) -> str:
+    return hashlib.sha256(part.model_dump_json().encode()).hexdigest()

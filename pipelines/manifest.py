@@ -60,12 +60,17 @@ class Figures(Model):
 
 
 class SplitCounts(Model):
-    """What one split holds; ``classes`` counts rows by class name, ``ignored`` those of no class."""
+    """What one split holds; ``classes`` counts rows by class name, ``ignored`` those of no class.
+
+    ``dropped`` counts rows of its files that were not finite; 0 where splits are blocks of ground, as such a
+    row is in no block.
+    """
 
     samples: int
     points: int
     classes: dict[str, int]
     ignored: int
+    dropped: int
 
 
 class Counts(Model):
@@ -144,8 +149,8 @@ def unseal(path: Path, data: bytes) -> Manifest:
     check_version(path, data, damage)
     if damage is not None:
         raise DataError(path, f"is damaged at offset {damage.offset}", "copy or build the dataset again")
-    values = json.loads(data)
-    values.pop("checks")
+    values = _parsed(data)
+    values.pop("checks", None)
     try:
         return Manifest.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
@@ -156,12 +161,9 @@ def unseal(path: Path, data: bytes) -> Manifest:
 
 def check_version(path: Path, data: bytes, damage: Damage | None) -> None:
     """Raise DataError for a dataset of another version, unless one flipped bit made it look so."""
-    try:
-        values = json.loads(data)
-    except ValueError:
-        return
-    version = values.get("version") if isinstance(values, dict) else None
-    if version != VERSION and not (damage and damage.one_bit):
+    values = _parsed(data)
+    version = values.get("version")
+    if values and version != VERSION and not (damage and damage.one_bit):
         cause = f"is of version {version!r}, this tamis reads version {VERSION}"
         raise DataError(path, cause, "build the dataset again")
 
@@ -186,6 +188,15 @@ def find_damage(data: bytes) -> Damage | None:
             exact = bit is not None and _repaired(body, block * _BLOCK, bit) in found
             return Damage(block * _BLOCK + (bit // 8 if exact and bit is not None else 0), exact)
     return in_checks
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """The object that ``data`` is the JSON of; empty where it is none."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def _hex(text: bytes) -> int:

@@ -49,6 +49,14 @@ class DataSettings(Model):
                 owner[code] = name
         return classes
 
+    @field_validator("fields")
+    @classmethod
+    def _each_once(cls, fields: list[str] | None) -> list[str] | None:
+        twice = [name for i, name in enumerate(fields or []) if name in (fields or [])[:i]]
+        if twice:
+            raise ValueError(f"field {twice[0]} is listed twice")
+        return fields
+
     @field_validator("bounds")
     @classmethod
     def _has_ground(cls, bounds: list[float] | None) -> list[float] | None:

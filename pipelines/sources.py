@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
 from ..errors import DataError, UsageError
 from .readers import SUFFIXES
 from .splits import FilesSplit
 
 ENVIRONMENT = "TAMIS_DATA"
+Parts = tuple[str, ...]
 
 
 def folder(root: Path | None) -> Path:
@@ -33,11 +35,12 @@ def find(root: Path, patterns: Sequence[str], key: str = "data.files") -> list[s
     """Names relative to ``root`` of the files that ``patterns`` match, sorted, each once.
 
     A pattern that exists as it stands is a name, whatever brackets, braces or spaces it holds. Without
-    patterns: every file with the suffix of a format that can be read.
-    Raises DataError for a pattern that matches nothing, UsageError for one that is no pattern.
+    patterns: every file with the suffix of a format that can be read. Links are followed.
+    Raises DataError for a pattern that matches nothing or what is no file, and for a folder or link on the
+    way that cannot be read; UsageError for a pattern that leaves ``root``.
     """
     if not patterns:
-        found = {p.relative_to(root).as_posix() for p in root.rglob("*") if _readable(p)}
+        found = {name for name in _walk(root, ("**", "*")) if _has_suffix(name)}
         if not found:
             raise DataError(root, f"holds no {', '.join(SUFFIXES)} file", "name others in data.files")
     else:
@@ -67,8 +70,8 @@ def splits_by_file(root: Path, split: object, sources: Sequence[str]) -> dict[st
     return listed
 
 
-def _readable(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.is_file()
+def _has_suffix(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
 
 
 def _match(root: Path, pattern: str, key: str) -> list[str]:
@@ -78,9 +81,72 @@ def _match(root: Path, pattern: str, key: str) -> list[str]:
     try:
         if pattern and literal.is_file():
             return [literal.relative_to(root).as_posix()]
-        found = [p.relative_to(root).as_posix() for p in root.glob(pattern) if p.is_file()]
     except (ValueError, OSError) as error:
         raise UsageError(key, f"'{pattern}' is no pattern ({error})", "write it as in '*.laz'") from None
+    found = [*_walk(root, PurePosixPath(pattern).parts)]
     if not found:
         raise DataError(literal, "no such file", f"correct {key}")
     return found
+
+
+def _walk(root: Path, pattern: Parts) -> Iterator[str]:
+    """The files below ``root`` that match; what would be left out without a word is refused."""
+    folders: list[tuple[Parts, frozenset[str]]] = [((), frozenset())]
+    while folders:
+        folder, above = folders.pop()
+        path = root.joinpath(*folder)
+        real = os.path.realpath(path)
+        if real in above:
+            continue  # a link back: what is there has been found under its shorter name
+        for name in _listed(path):
+            parts, entry = (*folder, name), path / name
+            matched, entered = _matches(parts, pattern), _may_hold(parts, pattern)
+            if not matched and not entered:
+                continue
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError as error:
+                raise _unreadable(entry, error) from None
+            if is_folder:
+                # With such a name, or named itself, it is meant as a file.
+                if matched and (_has_suffix(name) or parts == pattern):
+                    raise DataError(
+                        entry, "is a folder, not a file of points", "rename it, or correct data.files"
+                    )
+                if entered:
+                    folders.append((parts, above | {real}))
+            elif is_file:
+                if matched:
+                    yield "/".join(parts)
+            elif entry.is_symlink():
+                raise DataError(entry, "no such file: it is a link that leads nowhere", "mend or remove it")
+            elif matched and (_has_suffix(name) or parts == pattern):
+                raise DataError(entry, "is no file", "remove it, or name others in data.files")
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    cause = f"cannot be read ({error.strerror})"
+    return DataError(path, cause, "check its rights, or leave it out with data.files")
+
+
+def _matches(parts: Parts, pattern: Parts) -> bool:
+    """Whether a path matches; ``**`` stands for any number of folders."""
+    if not pattern or not parts:
+        return not parts and all(part == "**" for part in pattern)
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
+    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+def _may_hold(folder: Parts, pattern: Parts) -> bool:
+    """Whether something below a folder may match."""
+    if not folder or not pattern:
+        return bool(pattern)
+    return pattern[0] == "**" or (fnmatchcase(folder[0], pattern[0]) and _may_hold(folder[1:], pattern[1:]))

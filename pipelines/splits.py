@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ..config import Model
+from ..errors import DataError
 from .records import SPLITS
 
 Cut = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -58,12 +59,17 @@ def divide(
     """Rows of one scan, ascending, for each split that has any; an empty scan goes to its file's split.
 
     ``xyz``: float64 (n, 3), global. ``listed``: source -> split of the files a `FilesSplit` names.
+    Raises DataError where blocks are so small that float64 cannot number them.
     """
     if not isinstance(split, BlocksSplit):
         return {listed.get(source, "train"): np.arange(len(xyz))}
     number = np.zeros(len(xyz))
     for axis, size in enumerate(split.size):
         if size:
+            reach = np.abs(xyz[:, axis]).max(initial=0)
+            if not reach < size * 2.0**50:
+                cause = f"reaches {reach:g}, too far from zero for blocks of {size:g}"
+                raise DataError(source, cause, "raise data.split.size")
             number += np.floor(xyz[:, axis] / size)
     number = np.mod(number, split.of)
     members = {"val": np.isin(number, split.val), "test": np.isin(number, split.test)}

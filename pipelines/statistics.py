@@ -18,6 +18,10 @@ _TOGETHER = 1 << 14
 """Rows of small samples that are merged at once."""
 
 
+_unheld = np.errstate(over="ignore", invalid="ignore")
+"""Figures that float64 cannot hold become null, without a warning."""
+
+
 class Moments:
     """Mean, spread and range of one column, merged piece by piece (Chan, Golub and LeVeque 1979).
 
@@ -41,6 +45,7 @@ class Moments:
         if sum(map(len, self._waiting)) >= _TOGETHER:
             self._merge()
 
+    @_unheld
     def _merge(self) -> None:
         rows = np.concatenate(self._waiting) if self._waiting else np.empty(0)
         self._waiting = []
@@ -62,6 +67,7 @@ class Moments:
         self.low = np.minimum(self.low, np.where(finite, values, math.inf).min(axis=0))
         self.high = np.maximum(self.high, np.where(finite, values, -math.inf).max(axis=0))
 
+    @_unheld
     def figures(self) -> Figures:
         """The figures, null where no finite value came."""
         self._merge()

@@ -15,6 +15,12 @@ from pydantic import Field, model_validator
 from ..config import Model
 from ..errors import DataError
 
+MOST = 2**30
+"""Most tiles along an axis."""
+
+OVERLAP = 100
+"""Most strides in a size: a point is in up to the square of this many samples."""
+
 Length = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -33,6 +39,8 @@ class TileSettings(Model):
     def _no_gaps(self) -> TileSettings:
         if self.stride is not None and self.stride > self.size:
             raise ValueError("a stride above size leaves ground between the tiles that no sample covers")
+        if self.stride is not None and self.stride * OVERLAP < self.size:
+            raise ValueError(f"a stride below size / {OVERLAP} puts each point into too many samples")
         return self
 
 
@@ -102,14 +110,15 @@ class Grid:
 
 
 def grid(path: Path, xyz: NDArray[Any], settings: TileSettings, *, train: bool) -> Grid:
-    """The grid over a whole scan. Raises DataError for an extent that no number of tiles can count."""
+    """The grid over a whole scan. Raises DataError where tiles are too small for its extent or its place."""
     low, high = xyz[:, :2].min(axis=0), xyz[:, :2].max(axis=0)
-    if not np.all((high - low) / settings.size < 2**30):
-        raise DataError(
-            path,
-            f"is {np.max(high - low):g} units wide, too wide for tiles of {settings.size:g}",
-            "set data.bounds",
-        )
     stride = settings.stride if train and settings.stride else settings.size
+    reach = max(np.abs(low).max(), np.abs(high).max())
+    # As products: a quotient by the smallest stride would overflow.
+    if not np.all(high - low < stride * MOST) or not reach < stride * 2.0**50:
+        cause = (
+            f"spans {np.max(high - low):g} units, too wide (or too far from zero) for tiles every {stride:g}"
+        )
+        raise DataError(path, cause, "raise data.tiles, or set data.bounds")
     axes = [Axis.over(float(a), float(b), settings.size, stride) for a, b in zip(low, high, strict=True)]
     return Grid(axes[0], axes[1])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from . import manifest, shards
 from .checks import blocks, chunk_sums, damaged_chunks, first_damage
-from .dataset import folder_of, table
+from .dataset import contents, folder_of, table
 from .manifest import Manifest
 from .records import CHECK_ROWS, Field, sample_id
 
@@ -37,7 +37,7 @@ def verify(path: str | Path) -> list[Problem]:
     version.
     """
     folder = folder_of(path)
-    text = (folder / manifest.NAME).read_bytes()
+    text = contents(folder / manifest.NAME)
     damage = manifest.find_damage(text)
     if damage is not None:
         manifest.check_version(folder / manifest.NAME, text, damage)

@@ -26,13 +26,15 @@ class Scan:
 def read(path: Path) -> Scan:
     """Read a LAS, LAZ or NPY file whole, with every field it has.
 
-    Fields keep their name and values; ``red``, ``green``, ``blue`` become ``rgb`` (n, 3). Element types
-    are little-endian integers and floats of 8 to 64 bits; others are converted exactly or refused.
+    Fields keep their name, type and values; ``red``, ``green``, ``blue`` become ``rgb`` (n, 3). `storable`
+    brings those that are kept to a type that can be stored.
     Raises DataError, one line with the file and the cause, for whatever is no whole file of points.
     """
     from . import las, npy
 
     readers: dict[bytes, Callable[[Path], Scan]] = {b"LASF": las.read, b"\x93NUM": npy.read}
+    if path.exists() and not path.is_file():
+        raise DataError(path, "is no file", "name a file of points")
     try:
         with path.open("rb") as file:
             signature = file.read(4)
@@ -44,8 +46,7 @@ def read(path: Path) -> Scan:
     if reader is None:
         raise DataError(path, f"is neither LAS/LAZ nor NPY (it starts with {signature!r})", "convert it")
     scan = reader(path)
-    fields = _join_colours({name: _storable(path, name, array) for name, array in scan.fields.items()})
-    return Scan(np.ascontiguousarray(scan.xyz, np.float64), fields)
+    return Scan(np.ascontiguousarray(scan.xyz, np.float64), _join_colours(scan.fields))
 
 
 def _join_colours(fields: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -63,8 +64,11 @@ def _join_colours(fields: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return joined
 
 
-def _storable(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Bring ``array`` to a type that every Arrow reader knows, without changing a value."""
+def storable(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Bring a field, (n,) or (n, w), to a type that every Arrow reader knows, without changing a value.
+
+    Little-endian integers and floats of 8 to 64 bits; raises DataError for what is none.
+    """
     kind, size = array.dtype.kind, array.dtype.itemsize
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]

@@ -15,7 +15,10 @@ from . import Scan
 
 # Byte positions in the public header block (LAS 1.4 R15, table 3).
 _HEADER_SIZE, _POINTS_AT, _VLR_COUNT, _EVLR_AT, _EVLR_COUNT = 94, 96, 100, 235, 243
-_VLR_BYTES, _EVLR_BYTES = 54, 60
+_VLR_BYTES, _EVLR_BYTES, _EVLR_LENGTH = 54, 60, 20
+
+# Layers that LASzip cuts a chunk of each point format into, without one for every extra byte.
+_LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}
 
 
 def read(path: Path) -> Scan:
@@ -53,14 +56,26 @@ def _check_records(path: Path, file: BinaryIO) -> None:
     )
     records = struct.unpack_from("<I", head, _VLR_COUNT)[0]
     if points_at > size or header + records * _VLR_BYTES > points_at:
-        raise DataError(path, f"is cut or damaged: {records} records end past byte {points_at} of {size}")
+        cause = f"is cut or damaged: {records} records end past byte {points_at} of {size}"
+        raise DataError(path, cause, "copy it again")
     if head[25] >= 4 and len(head) == 375:
         start = struct.unpack_from("<Q", head, _EVLR_AT)[0]
         extended = struct.unpack_from("<I", head, _EVLR_COUNT)[0]
-        if extended and start + extended * _EVLR_BYTES > size:
-            raise DataError(
-                path, f"is cut: its {extended} extended records end past byte {size}", "copy it again"
-            )
+        if not _whole(file, start, extended, size):
+            cause = f"is cut: its {extended} extended records end past byte {size}"
+            raise DataError(path, cause, "copy it again")
+
+
+def _whole(file: BinaryIO, start: int, count: int, size: int) -> bool:
+    """Whether ``count`` extended records from ``start`` on end within ``size`` bytes."""
+    at = start
+    for _ in range(count):
+        if at + _EVLR_BYTES > size:
+            return False
+        file.seek(at + _EVLR_LENGTH)
+        at += _EVLR_BYTES + struct.unpack("<Q", file.read(8))[0]
+    file.seek(0)
+    return at <= size
 
 
 def _check_count(path: Path, file: BinaryIO, header: laspy.LasHeader) -> None:
@@ -68,8 +83,11 @@ def _check_count(path: Path, file: BinaryIO, header: laspy.LasHeader) -> None:
     start, promised = header.offset_to_point_data, header.point_count
     position = file.tell()
     if header.are_points_compressed:
+        _check_chunks(path, file, start, header.point_format.size)
         file.seek(start)
         table = lazrs.read_chunk_table(file, lazrs.LazVlr(header.vlrs.get("LasZipVlr")[0].record_data))
+        if header.point_format.id in _LAYERS:
+            _check_layers(path, file, start, table, header.point_format)
         # Every chunk but the last is full, so this is the most the file can hold.
         held = sum(points for points, _ in table)
     else:
@@ -77,6 +95,49 @@ def _check_count(path: Path, file: BinaryIO, header: laspy.LasHeader) -> None:
     file.seek(position)
     if promised > held:
         raise _too_few(path, promised, held)
+
+
+def _check_chunks(path: Path, file: BinaryIO, start: int, point_bytes: int) -> None:
+    """Refuse more chunks than the file has room for, before memory is taken for them.
+
+    The points start with the position of the chunk table; where that is not after it, the writer could not
+    seek and the position is the last number of the file (LASzip, Isenburg 2013).
+    """
+    size = file.seek(0, 2)
+    file.seek(start)
+    at = struct.unpack("<q", file.read(8))[0]
+    if at <= start:
+        file.seek(-8, 2)
+        at = struct.unpack("<q", file.read(8))[0]
+    if not start < at <= size - 8:
+        raise DataError(
+            path, f"is cut or damaged: its chunk table is at byte {at} of {size}", "copy it again"
+        )
+    file.seek(at + 4)
+    chunks = struct.unpack("<I", file.read(4))[0]
+    # The first point of a chunk is stored as it is; the last chunk may have none.
+    if (chunks - 1) * point_bytes > at - start:
+        cause = f"is damaged: {chunks} chunks have no room in {at - start} bytes"
+        raise DataError(path, cause, "copy it again")
+
+
+def _check_layers(
+    path: Path, file: BinaryIO, start: int, table: list[tuple[int, int]], kind: laspy.PointFormat
+) -> None:
+    """Refuse layers larger than their chunk: memory is taken for a layer before it is read.
+
+    A chunk has its first point as it is, the number of points, and the sizes of its layers, 4 bytes each.
+    """
+    layers = _LAYERS[kind.id] + kind.num_extra_bytes
+    at = start + 8
+    for points, size in table:
+        if points:
+            file.seek(at + kind.size + 4)
+            held = sum(struct.unpack(f"<{layers}I", file.read(4 * layers)))
+            if kind.size + 4 + 4 * layers + held > size:
+                cause = f"is damaged: the chunk at byte {at} has {size} bytes and layers of {held}"
+                raise DataError(path, cause, "copy it again")
+        at += size
 
 
 def _too_few(path: Path, promised: int, held: int) -> DataError:

@@ -28,7 +28,8 @@ def _load(path: Path) -> NDArray[Any]:
         # Mapping checks the promised size against the file before any memory is taken.
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         return np.array(mapped)
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError, MemoryError, OverflowError) as error:
+    # The header is Python text: a damaged one fails in the tokenizer, the parser, numpy's types or mmap.
+    except Exception as error:  # noqa: BLE001
         raise DataError(
             path, f"is not a whole NPY file ({error})", "write it again with numpy.save"
         ) from None
@@ -37,10 +38,14 @@ def _load(path: Path) -> NDArray[Any]:
 def _plain(path: Path, array: NDArray[Any]) -> Scan:
     if array.ndim != 2 or array.shape[1] < 3:
         raise DataError(path, f"has shape {array.shape}", "store points as (n, 3) or wider")
-    if array.dtype.kind not in "iuf":
-        raise DataError(path, f"has type {array.dtype}", "store floats or integers")
+    if not _is_number(array.dtype):
+        raise DataError(path, f"has type {array.dtype}", "store floats or integers of up to 64 bits")
     extra = {f"column_{i}": array[:, i] for i in range(3, array.shape[1])}
     return Scan(array[:, :3].astype(np.float64), extra)
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "iuf" and dtype.itemsize <= 8
 
 
 def _structured(path: Path, array: NDArray[Any]) -> Scan:
@@ -52,7 +57,7 @@ def _structured(path: Path, array: NDArray[Any]) -> Scan:
         raise DataError(path, f"has no field '{missing[0]}' among {', '.join(names)}", "name x, y and z")
     axes = [array[axis] for axis in "xyz"]
     for axis, values in zip("xyz", axes, strict=True):
-        if values.ndim != 1 or values.dtype.kind not in "iuf":
+        if values.ndim != 1 or not _is_number(values.dtype):
             raise DataError(path, f"field '{axis}' has type {array.dtype[axis]}", "store one number a row")
     xyz = np.stack([values.astype(np.float64) for values in axes], axis=1)
     return Scan(xyz, {name: array[name] for name in names if name not in ("x", "y", "z")})

@@ -124,19 +124,42 @@ def test_a_failed_build_keeps_what_is_finished(
     assert digests(tmp_path / "run") == digests(tmp_path / "uncut")
 
 
-def test_parts_of_other_settings_are_made_again(
-    settings: DataSettings, tmp_path: Path, raw: Path, digests: Digests, caplog: pytest.LogCaptureFixture
+def test_the_order_of_the_classes_counts(
+    settings: DataSettings, tmp_path: Path, raw: Path, digests: Digests
 ) -> None:
-    build(settings, tmp_path / "uncut")
+    turned = changed(settings, classes=dict(reversed(settings.classes.items())))
     whole = (raw / "c.npy").read_bytes()
     (raw / "c.npy").write_bytes(b"")
     with pytest.raises(DataError):
-        build(changed(settings, row_order="random"), tmp_path / "run")
+        build(turned, tmp_path / "run")
     (raw / "c.npy").write_bytes(whole)
-    with caplog.at_level(logging.WARNING):
-        build(settings, tmp_path / "run")
-    assert "it is made again" in caplog.text
+    build(settings, tmp_path / "run")
+    build(settings, tmp_path / "uncut")
     assert digests(tmp_path / "run") == digests(tmp_path / "uncut")
+    with pytest.raises(DataError, match=r"built with another data\.classes"):
+        build(turned, tmp_path / "run")
+
+
+def test_fields_may_stand_in_another_order(settings: DataSettings, tmp_path: Path, raw: Path) -> None:
+    scan = np.load(raw / "b.npy")
+    turned = np.zeros(len(scan), [(name, scan.dtype[name]) for name in reversed(scan.dtype.names)])
+    for name in scan.dtype.names:
+        turned[name] = scan[name]
+    first = build(settings, tmp_path / "first")
+    np.save(raw / "b.npy", turned)
+    second = build(settings, tmp_path / "second")
+    assert first.fingerprint == second.fingerprint
+    assert verify(second.path) == []
+
+
+@pytest.mark.parametrize("code", [5, 2_000_000_000])
+def test_a_source_field_called_label_is_no_class_number(tmp_path: Path, code: int) -> None:
+    scan = np.zeros(9, [("x", "f8"), ("y", "f8"), ("z", "f8"), ("label", "i4")])
+    scan["label"] = code
+    np.save(tmp_path / "a.npy", scan)
+    dataset = build(DataSettings(root=tmp_path, row_order="source"), tmp_path / "run")
+    assert dataset.samples.column("label").to_pylist() == [-1]
+    assert set(dataset.sample(0).columns["label"]) == {code}
 
 
 def test_a_full_disk_is_one_line_and_the_build_goes_on(
@@ -174,7 +197,7 @@ def write(path: Path, content: bytes) -> None:
         ({"files": ["*.xyz"]}, DataError, "no such file"),
         ({"files": ["empty.laz"], "split": None}, DataError, "is empty"),
         ({"files": ["text.laz"], "split": None}, DataError, "neither LAS/LAZ nor NPY"),
-        ({"files": ["folder.laz"]}, DataError, "no such file"),
+        ({"files": ["folder.laz"]}, DataError, "is a folder"),
         ({"files": ["a.npy", "plain.npy"], "split": None, "classes": {}}, DataError, "has no field"),
         ({"files": ["a.npy", "narrow.npy"], "split": None}, DataError, "field 'intensity' is uint8 x 1"),
         ({"label": "ring"}, DataError, "has no field 'ring'"),
@@ -186,7 +209,12 @@ def write(path: Path, content: bytes) -> None:
             "names nothing that is among",
         ),
         ({"bounds": [1e6, 1e6, 2e6, 2e6]}, DataError, "no sample came out"),
-        ({"tiles": TileSettings(size=1e7)}, DataError, "float32 coordinates"),
+        ({"label": "normal"}, DataError, "has 3 numbers a row"),
+        (
+            {"split": BlocksSplit(kind="blocks", size=[1e-300, 0])},
+            DataError,
+            r"too far from zero .*data\.split",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -272,7 +300,12 @@ def test_rows_that_are_not_finite_are_dropped_and_counted(
     scan["z"][[3, 50, 51]] = np.nan
     np.save(raw / "c.npy", scan)
     dataset = build(settings, tmp_path / "run")
-    assert dataset.manifest.counts.dropped == 3
+    counts = dataset.manifest.counts
+    assert counts.dropped == counts.splits["test"].dropped == 3
+    assert counts.splits["train"].dropped == 0
+    blocks = build(changed(settings, split=BlocksSplit(kind="blocks", size=[5, 0])), tmp_path / "blocks")
+    counts = blocks.manifest.counts
+    assert (counts.dropped, [split.dropped for split in counts.splits.values()]) == (3, [0, 0])
     (part,) = dataset.splits["test"]
     rows = {row for i in range(*part.rows) for row in dataset.sample(i, ["row"]).columns["row"].tolist()}
     assert rows == set(range(700)) - {3, 50, 51}

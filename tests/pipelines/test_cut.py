@@ -69,6 +69,38 @@ def test_v15_fields_are_kept_chosen_or_refused() -> None:
             select(PATH, scan, wrong)
 
 
+def test_two_fields_of_one_stored_name_are_refused_with_both() -> None:
+    scan = Scan(np.zeros((1, 3)), {"source_row": np.array([1]), "row": np.array([2])})
+    with pytest.raises(DataError, match="'source_row' and 'row' would both be stored as 'source_row'"):
+        select(PATH, scan, DataSettings())
+    assert select(PATH, scan, DataSettings(fields=["row"])).columns["source_row"].tolist() == [2]
+    with pytest.raises(ValueError, match="row is listed twice"):
+        DataSettings(fields=["row", "row"])
+
+
+def test_a_field_that_cannot_be_stored_is_refused_if_it_is_kept() -> None:
+    scan = Scan(np.zeros((2, 3)), {"name": np.array(["a", "b"]), "ring": np.array([1, 2], ">i4")})
+    with pytest.raises(DataError, match="field 'name' has type <U1"):
+        select(PATH, scan, DataSettings())
+    assert select(PATH, scan, DataSettings(fields=["ring"])).columns["ring"].dtype.str == "<i4"
+
+
+def test_a_label_has_one_number_a_row() -> None:
+    scan = Scan(np.zeros((2, 3)), {"rgb": np.zeros((2, 3), np.uint8)})
+    with pytest.raises(DataError, match=r"'rgb' has 3 numbers a row; .*data\.label"):
+        select(PATH, scan, DataSettings(label="rgb", classes={"a": [1]}))
+
+
+@pytest.mark.parametrize("value", [2.0**53, -1e300, 1.7e308])
+def test_coordinates_that_float64_counts_in_steps_are_refused(value: float) -> None:
+    xyz = np.zeros((4, 3))
+    xyz[2, 0] = value
+    with pytest.raises(DataError, match=r"row 2: x is .*2\^53"):
+        select(PATH, Scan(xyz, {}), DataSettings())
+    kept = select(PATH, Scan(xyz, {}), DataSettings(bounds=[-1.0, -1.0, 1.0, 1.0]))
+    assert (len(kept.xyz), kept.outside) == (3, 1)
+
+
 def test_a_source_may_use_our_names() -> None:
     scan = Scan(
         np.zeros((2, 3)), {"label": np.array([7, 2]), "row": np.array([5, 6]), "xyz": np.array([1, 2])}
@@ -120,7 +152,9 @@ def test_origins() -> None:
     (whole,) = cut(PATH, "a", points(xyz), DataSettings(), {})
     assert whole.origin.tolist() == [102.5, 205, 3]
     (tile,) = cut(PATH, "a", points(xyz), DataSettings(tiles=TileSettings(size=10.0)), {})
-    assert tile.origin.tolist() == [105, 205, 3]
+    assert tile.origin.tolist() == [104, 205, 3]  # the centre, 105, moved into the box of the points
+    (vast,) = cut(PATH, "a", points(xyz), DataSettings(tiles=TileSettings(size=1e300)), {})
+    assert local(PATH, xyz, vast.origin).max() <= 6
     (none,) = cut(PATH, "a", points(np.empty((0, 3))), DataSettings(), {})
     assert (len(none.rows), none.origin.tolist()) == (0, [0, 0, 0])
     assert not list(cut(PATH, "a", points(np.empty((0, 3))), DataSettings(tiles=TileSettings(size=1.0)), {}))

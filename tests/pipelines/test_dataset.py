@@ -5,6 +5,7 @@ import pickle
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -182,7 +183,30 @@ def test_s06_a_damaged_byte_is_never_read_as_data(built: Dataset, tmp_path: Path
     assert opened.sample(row, others).rows == built.rows[row]
 
 
-@pytest.mark.parametrize("name", ["index.arrow", "samples.arrow"])
+def test_a_name_changed_in_the_checksums_is_damage_there(built: Dataset, tmp_path: Path) -> None:
+    copy = damaged(built, tmp_path)
+    data = bytearray((copy / "checksums.arrow").read_bytes())
+    at = data.index(b"intensity")
+    data[at] ^= 4
+    (copy / "checksums.arrow").write_bytes(data)
+    with pytest.raises(DataError, match=rf"checksums\.arrow: is damaged at offset {at}"):
+        Dataset(copy).sample(0)
+
+
+def test_only_a_missing_file_is_mended_by_a_copy(
+    built: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = damaged(built, tmp_path)
+    (copy / "shard-00000.arrow").unlink()
+    assert "copy the dataset again" in refused(copy)
+    opened = Dataset(built.path)
+    assert opened.samples.num_rows == len(opened) <= len(opened.checks["row"])
+    monkeypatch.setattr(Path, "open", Mock(side_effect=OSError(24, "Too many open files")))
+    with pytest.raises(DataError, match=r"cannot be read \(Too many open files\); check its rights"):
+        opened.sample(0)
+
+
+@pytest.mark.parametrize("name", ["index.arrow", "samples.arrow", "checksums.arrow"])
 def test_damaged_tables_are_refused(built: Dataset, tmp_path: Path, name: str) -> None:
     copy = damaged(built, tmp_path)
     data = bytearray((copy / name).read_bytes())

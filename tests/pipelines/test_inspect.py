@@ -48,7 +48,14 @@ def test_a_raw_file_is_described(shipped_laz: Path, tmp_path: Path) -> None:
 
 def test_neither(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such dataset"):
-        inspect(tmp_path / "missing.laz")
+        inspect(tmp_path / "missing")
+    (tmp_path / "dangling.laz").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"dangling\.laz: cannot be read \(No such file"):
+        inspect(tmp_path / "dangling.laz")
+    np.save(tmp_path / "text.npy", np.zeros(2, [("x", "f8"), ("y", "f8"), ("z", "f8"), ("name", "U4")]))
+    assert "<U4" in inspect(tmp_path / "text.npy") or "str" in inspect(tmp_path / "text.npy")
+    np.save(tmp_path / "far.npy", np.array([[-1e308] * 4, [1e308, 1e308, 0, np.nan]]))
+    assert "density" not in inspect(tmp_path / "far.npy")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(DataError, match="neither LAS/LAZ nor NPY"):
         inspect(tmp_path / "text")

@@ -75,6 +75,12 @@ def test_another_version_is_named(tmp_path: Path, version: object) -> None:
         manifest.unseal(tmp_path, json.dumps(values).encode())
 
 
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"[1]", b"", b"null", b'{"a": ' * 5000])
+def test_what_is_no_description(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(DataError, match="is damaged at offset"):
+        manifest.unseal(tmp_path, data)
+
+
 def test_a_flipped_version_is_damage_not_a_version(tmp_path: Path) -> None:
     sealed = text()
     at = sealed.index(b'"version": 1') + len('"version": ')

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tamis.errors import DataError
-from tamis.pipelines.readers import read
+from tamis.pipelines.readers import read, storable
 
 
 def las(
@@ -199,7 +200,8 @@ def test_v16_fields_become_storable(tmp_path: Path) -> None:
         [[7], [8], [9]],
     )
     np.save(tmp_path / "a.npy", array)
-    fields = read(tmp_path / "a.npy").fields
+    found = read(tmp_path / "a.npy").fields
+    fields = {name: storable(tmp_path, name, values) for name, values in found.items()}
     assert {name: values.dtype.str for name, values in fields.items()} == {
         "half": "<f4",
         "big": "<i4",
@@ -235,14 +237,76 @@ def test_more_columns_are_named(tmp_path: Path) -> None:
         np.zeros(4, [("x", "f4"), ("y", "f4")]),
         np.zeros((4, 4), [("x", "f4"), ("y", "f4"), ("z", "f4")]),
         np.zeros(4, [("x", "f4", 2), ("y", "f4"), ("z", "f4")]),
-        np.zeros(4, [("x", "f4"), ("y", "f4"), ("z", "f4"), ("name", "U4")]),
-        np.zeros(4, [("x", "f4"), ("y", "f4"), ("z", "f4"), ("deep", "f4", (2, 2))]),
+        np.zeros((4, 3), np.longdouble),
     ],
     ids=lambda array: f"{array.shape}{array.dtype}",
 )
 def test_v16_wrong_shape_or_type_is_named(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array)
     refused(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("values", [np.zeros(2, "U4"), np.zeros((2, 2, 2)), np.zeros(2, complex)])
+def test_v16_a_field_that_cannot_be_stored_is_named(tmp_path: Path, values: np.ndarray) -> None:
+    with pytest.raises(DataError, match="field 'deep' has"):
+        storable(tmp_path, "deep", values)
+
+
+@pytest.mark.parametrize(
+    "header", [b"{'descr': (", b"{'descr'", b"'" * 9, b"((((", b"-" * 60, b"{1: 2}", b"\x00\xff", b"[" * 60]
+)
+def test_a_damaged_npy_header_is_refused(tmp_path: Path, header: bytes) -> None:
+    text = header.ljust(117) + b"\n"
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(240))
+    assert "is not a whole NPY file" in refused(path)
+
+
+@pytest.mark.parametrize("missing", [1, 10, 60, 500, 560])
+def test_a_file_cut_in_its_extended_records_is_refused(tmp_path: Path, missing: int) -> None:
+    header = laspy.LasHeader(point_format=6, version="1.4")
+    data = laspy.LasData(header)
+    data.x = data.y = data.z = np.arange(10.0)
+    data.evlrs = laspy.vlrs.vlrlist.VLRList([laspy.VLR("me", i, "", bytes(250)) for i in (1, 2)])
+    path = tmp_path / "a.las"
+    data.write(str(path))
+    assert len(read(path).xyz) == 10
+    path.write_bytes(path.read_bytes()[:-missing])
+    assert "its 2 extended records end past byte" in refused(path)
+
+
+@pytest.mark.parametrize("chunks", [1000, 2**31, 2**32 - 1])
+def test_more_chunks_than_bytes_are_refused_before_memory_is_taken(tmp_path: Path, chunks: int) -> None:
+    path = tmp_path / "a.laz"
+    las(path, np.arange(3000.0).reshape(1000, 3))
+    data = bytearray(path.read_bytes())
+    (table,) = struct.unpack_from("<q", data, struct.unpack_from("<I", data, 96)[0])
+    struct.pack_into("<I", data, table + 4, chunks)
+    path.write_bytes(data)
+    assert f"{chunks} chunks have no room" in refused(path)
+
+
+@pytest.mark.parametrize("point_format", [6, 7, 8])
+@pytest.mark.parametrize("extra", [0, 2])
+def test_a_layer_larger_than_its_chunk_is_refused(tmp_path: Path, point_format: int, extra: int) -> None:
+    header = laspy.LasHeader(point_format=point_format, version="1.4")
+    for number in range(extra):
+        header.add_extra_dim(laspy.ExtraBytesParams(f"extra{number}", np.float32))
+    data = laspy.LasData(header)
+    data.x = data.y = data.z = np.arange(60_000.0)
+    path = tmp_path / "a.laz"
+    data.write(str(path))
+    assert len(read(path).xyz) == 60_000
+    changed = bytearray(path.read_bytes())
+    first = struct.unpack_from("<I", changed, 96)[0] + 8 + header.point_format.size + 4
+    struct.pack_into("<I", changed, first + 4, 2**31 - 1)
+    path.write_bytes(changed)
+    assert "layers of 2147" in refused(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.laz")
+    assert "is no file" in refused(tmp_path / "pipe.laz")
 
 
 def test_pickles_are_never_opened(tmp_path: Path) -> None:

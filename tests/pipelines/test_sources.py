@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,78 @@ def test_a_pattern_that_matches_nothing(tmp_path: Path, pattern: str) -> None:
 def test_a_pattern_that_is_none(tmp_path: Path, pattern: str) -> None:
     with pytest.raises((UsageError, DataError), match=r"data\.files"):
         sources.find(tmp_path, [pattern])
+
+
+def leave_out(path: Path, kind: str) -> None:
+    """Something at ``path`` that may be meant as a file of points."""
+    if kind == "dangling":
+        path.symlink_to("nowhere")
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+
+
+@pytest.mark.parametrize("kind", ["dangling", "loop", "folder", "pipe"])
+@pytest.mark.parametrize("patterns", [[], ["**/*"], ["deep/*.laz"], ["deep/b.laz"]])
+def test_nothing_is_left_out_without_a_word(tmp_path: Path, kind: str, patterns: list[str]) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.npy").write_bytes(b"x")
+    (tmp_path / "deep" / "a.laz").write_bytes(b"x")
+    leave_out(tmp_path / "deep" / "b.laz", kind)
+    with pytest.raises(DataError, match=r"deep/b\.laz: (is|no such file)"):
+        sources.find(tmp_path, patterns)
+    assert sources.find(tmp_path, ["*.npy", "deep/a*"]) == ["a.npy", "deep/a.laz"]
+
+
+def test_linked_folders_are_followed_and_loops_end(tmp_path: Path) -> None:
+    raw, elsewhere = tmp_path / "raw", tmp_path / "elsewhere"
+    for folder in (raw, elsewhere):
+        folder.mkdir()
+        (folder / "a.npy").write_bytes(b"x")
+    (raw / "linked").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(raw)
+    (raw / "self").symlink_to(raw)
+    (raw / "b.npy").symlink_to(elsewhere / "a.npy")
+    assert sources.find(raw, []) == ["a.npy", "b.npy", "linked/a.npy"]
+    assert sources.find(raw, ["**/a.npy"]) == ["a.npy", "linked/a.npy"]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("shut", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.npy").write_bytes(b"x")
+    listed = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name == "shut":
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(DataError, match=r"shut: cannot be read \(Permission denied\)"):
+        sources.find(tmp_path, [])
+    assert sources.find(tmp_path, ["open/*"]) == ["open/a.npy"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_patterns_match_as_those_of_pathlib(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        path = tmp_path.joinpath(
+            *rng.choice(list("ab"), rng.integers(1, 5)), f"{rng.choice(list('xyz'))}.npy"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    for pattern in ("*/*.npy", "**/x.npy", "a/**/[xy].npy", "**/b/*", "a/?/**/*.npy", "**/a/**/b/*"):
+        wanted = {p.relative_to(tmp_path).as_posix() for p in tmp_path.glob(pattern) if p.is_file()}
+        if wanted:
+            assert sources.find(tmp_path, [pattern]) == sorted(wanted)
+        else:
+            with pytest.raises(DataError, match="no such file"):
+                sources.find(tmp_path, [pattern])
 
 
 def test_a_folder_without_scans(tmp_path: Path) -> None:

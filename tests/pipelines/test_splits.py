@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tamis.config import check
-from tamis.errors import UsageError
+from tamis.errors import DataError, UsageError
 from tamis.pipelines.build import DataSettings
 from tamis.pipelines.splits import BlocksSplit, FilesSplit, divide
 
@@ -67,6 +68,11 @@ def test_blocks_that_make_no_sense(wrong: dict[str, Any]) -> None:
         ({"tiles": {"size": 10, "stride": 20}}, "leaves ground between"),
         ({"tiles": {"size": -1}}, "tiles.size"),
         ({"row_order": "sorted"}, "row_order"),
+        ({"tiles": {"size": math.inf}}, "tiles.size"),
+        ({"tiles": {"size": 1.0, "stride": math.nan}}, "tiles.stride"),
+        ({"bounds": [0, 0, math.inf, 1]}, "bounds"),
+        ({"split": {"kind": "blocks", "size": [math.inf, 1]}}, "split.size"),
+        ({"fields": ["ring", "ring"]}, "ring is listed twice"),
         ({"shard_mb": 0}, "shard_mb"),
         ({"split": {"kind": "block", "size": [1, 1]}}, "split"),
         ({"split": {"kind": "blocks", "sise": [1, 1]}}, "split"),
@@ -78,3 +84,10 @@ def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
         check(values, DataSettings, where="data")
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1e-300, 5e-324, 1e-14])
+def test_blocks_too_small_to_number_are_refused(size: float) -> None:
+    split = BlocksSplit(kind="blocks", size=[size, 0])
+    with pytest.raises(DataError, match=r"a\.npy: reaches 20, .*data\.split\.size"):
+        divide(np.full((3, 3), -20.0), split, "a.npy", {})

@@ -43,3 +43,10 @@ def test_percentiles_use_every_nth_row(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in np.split(values, [13, 14, 500, 777]):
         moments.add(part)
     assert moments.figures().p99 == [np.percentile(values[::11], 99)]
+
+
+def test_figures_that_float64_cannot_hold_are_null() -> None:
+    moments = Moments(Field(np.dtype("f8"), 1, "none"), 3)
+    moments.add(np.array([1e308, -1e308, 1.5e308]))
+    figures = moments.figures()
+    assert (figures.std, figures.min, figures.max) == ([None], [-1e308], [1.5e308])

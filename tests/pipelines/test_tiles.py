@@ -77,9 +77,20 @@ def test_numbers_and_centres(tmp_path: Path) -> None:
     assert grid(tmp_path, xyz, TileSettings(size=10.0, stride=5.0), train=True).count == 4 * 2
 
 
-def test_an_extent_beyond_counting_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="too wide"):
-        grid(tmp_path, np.array([[0, 0, 0], [1e300, 0, 0]]), TileSettings(size=1.0), train=False)
+@pytest.mark.parametrize(
+    ("extent", "size"), [(1e300, 1.0), (20.0, 1e-9), (20.0, 5e-324), (0.0, 1e-300), (2.0**50, 1e6)]
+)
+def test_tiles_beyond_counting_are_refused(tmp_path: Path, extent: float, size: float) -> None:
+    xyz = np.array([[7, 0, 0], [7 + extent, 0, 0]])
+    with pytest.raises(DataError, match=r"too wide .*data\.tiles"):
+        grid(tmp_path, xyz, TileSettings(size=size), train=False)
+
+
+@pytest.mark.parametrize("stride", [1e-9, 5e-324, 0.0099])
+def test_a_stride_far_below_the_size_is_refused(stride: float) -> None:
+    with pytest.raises(ValueError, match="too many samples"):
+        TileSettings(size=1.0, stride=stride)
+    assert TileSettings(size=1.0, stride=0.01).stride == 0.01
 
 
 def test_rows_of_overlapping_tiles_are_ascending() -> None:
