@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import DataError, TamisError
+from .errors import DataError, TamisError, system_error
 
 if TYPE_CHECKING:
     from .trainer.settings import Settings
@@ -20,7 +20,6 @@ INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
     help="Sieve point clouds and feed them to training: raw scans to shards, batches and a trainer.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -38,6 +37,17 @@ Overrides = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where results go. Default: runs/NAME.")
 ]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from . import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 @app.command(epilog="Example: tamis build quickstart --out runs/first")
@@ -146,14 +156,13 @@ def main() -> None:
     os.environ.setdefault("TAMIS_START", repr(time.time()))
     logging.basicConfig(format="tamis: %(message)s", level=logging.WARNING)
     try:
-        code = app(standalone_mode=False)
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
     except TamisError as error:
         _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         _fail(" ".join(error.format_message().split()) + "; see tamis --help", 2)
     except OSError as error:  # a full disk, a folder that may not be written
-        where = error.filename or "the system"
-        _fail(f"{where}: {error.strerror or error}; check the disk's space and permissions", 1)
+        _fail(str(system_error(error, "the system")), 1)
     if code == INTERRUPTED:
         _fail("interrupted; the same command continues", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

@@ -10,7 +10,7 @@ import difflib
 import json
 import tomllib
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -80,13 +80,16 @@ def check(
     ``where`` the values come from is for errors; relative paths are relative to ``folder``. UsageError names
     the wrong key and, if it is unknown, the nearest one.
     """
+    paths = {key for key, annotation in _annotations(model) if ConfigPath in typing.get_args(annotation)}
     for override in overrides:
-        _override(values, override)
+        _override(values, override, paths)
     try:
         # JSON mode is strict about scalars and still takes lists as tuples, as TOML has no other kind.
         return model.model_validate_json(json.dumps(values, default=str), context={"folder": folder})
     except ValidationError as error:
-        raise UsageError(where, *_explain(error, model)) from None
+        key, cause, fix = _explain(error, model)
+        given = [o for o in overrides if o.partition("=")[0].strip() == key]
+        raise UsageError(f"--set {given[-1]}" if given else where, cause, fix) from None
 
 
 def dumps(settings: Model) -> str:
@@ -100,15 +103,19 @@ def differences(old: Model, new: Model) -> list[str]:
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
-def keys(model: type[Model], prefix: str = "") -> Iterator[str]:
+def keys(model: type[Model]) -> Iterator[str]:
     """The dotted keys of a model, those of all kinds of a union among them."""
+    return (key for key, _ in _annotations(model))
+
+
+def _annotations(model: type[Model], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, field in model.model_fields.items():
-        yield prefix + name
+        yield prefix + name, field.annotation
         for inner in _models(field.annotation):
-            yield from keys(inner, f"{prefix}{name}.")
+            yield from _annotations(inner, f"{prefix}{name}.")
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def _override(values: dict[str, Any], override: str, paths: Collection[str]) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UsageError(f"--set {override}", "has no key=value", "write it as --set trainer.lr=1e-3")
@@ -116,7 +123,10 @@ def _override(values: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word is a string
-    *parents, last = key.strip().split(".")
+    key = key.strip()
+    if key in paths:
+        value = str(Path(str(value)).absolute())  # relative to where the command is given, not to the file
+    *parents, last = key.split(".")
     for parent in parents:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
@@ -124,18 +134,19 @@ def _override(values: dict[str, Any], override: str) -> None:
     values[last] = value
 
 
-def _explain(error: ValidationError, model: type[Model]) -> tuple[str, str]:
+def _explain(error: ValidationError, model: type[Model]) -> tuple[str, str, str]:
+    """The key, what is wrong with it, and what to do."""
     first = error.errors(include_url=False)[0]
     key = _key(model, [str(part) for part in first["loc"]])
     if first["type"] == "extra_forbidden":
         known = set(keys(model))
         near = difflib.get_close_matches(key, known, 1, 0.5)
         near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
-        return f"unknown key '{key}'", f"did you mean '{near[0]}'?" if near else "see `tamis config`"
+        return key, f"unknown key '{key}'", f"did you mean '{near[0]}'?" if near else "see `tamis config`"
     if first["type"] == "missing":
-        return f"key '{key}' is missing", "add it"
+        return key, f"key '{key}' is missing", "add it"
     given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
-    return f"key '{key}': {first['msg'].removeprefix('Value error, ')}{given}", "correct the value"
+    return key, f"key '{key}': {first['msg'].removeprefix('Value error, ')}{given}", "correct the value"
 
 
 def _key(model: type[Model], loc: Sequence[str]) -> str:

@@ -23,6 +23,14 @@ class DataError(TamisError):
     """Data that is missing, damaged or not what it claims to be. The command line exits with 1."""
 
 
+def system_error(error: OSError, where: str | PathLike[str]) -> DataError:
+    """What the system refused, as one line; ``where`` serves where the error does not name a file."""
+    cause = error.strerror or str(error)
+    return DataError(
+        error.filename or where, cause, "see to the disk's space and permissions, and run it again"
+    )
+
+
 class UsageError(TamisError, ValueError):
     """A call or a configuration that cannot be carried out. The command line exits with 2."""
 

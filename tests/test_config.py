@@ -55,6 +55,14 @@ def test_values_overrides_and_relative_paths(file: Path) -> None:
     assert settings.root == file.parent / "raw"
 
 
+def test_a_relative_path_on_the_command_line_is_relative_to_the_working_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert load(file, ["root=raw"], Outer).root == tmp_path / "here" / "raw"
+
+
 @pytest.mark.parametrize(
     ("override", "cause"),
     [

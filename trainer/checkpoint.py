@@ -28,13 +28,15 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ..config import Model
-from ..errors import DataError
+from ..errors import DataError, system_error
 from ..files import sync, write_atomic
 from .step import Learner
 from .tasks import TaskState
 
 VERSION = 1
 KEPT = 2
+NAME = "checkpoint.json"
+_SEAL = b',"crc32c":'
 
 
 class Part(Model):
@@ -60,10 +62,22 @@ class Checkpoint(Model):
 def save(folder: Path, learner: Learner, loader: dict[str, Any], step: int) -> Path:
     """Write ``folder/step-N`` and keep the last two; every rank calls this, rank 0 writes the rest.
 
-    The parts are written to a hidden folder that gets its name when all of it is on the disk.
+    The parts are written to a hidden folder that gets its name when all of it is on the disk. Raises
+    DataError where the disk is full or fails.
     """
-    ranks = learner.ranks
-    path, temporary = folder / f"step-{step:08d}", folder / f".step-{step:08d}.tmp"
+    path = folder / f"step-{step:08d}"
+    try:
+        _save(path, learner, loader, step)
+    except OSError as error:
+        raise system_error(error, path) from None
+    except CheckpointException as error:
+        causes = {str(cause) for cause, _ in error.failures.values()}
+        raise DataError(path, f"cannot be written ({'; '.join(sorted(causes))})", "see to the disk") from None
+    return path
+
+
+def _save(path: Path, learner: Learner, loader: dict[str, Any], step: int) -> None:
+    ranks, temporary = learner.ranks, path.with_name(f".{path.name}.tmp")
     if ranks.rank == 0:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -81,15 +95,14 @@ def save(folder: Path, learner: Learner, loader: dict[str, Any], step: int) -> P
             loader=loader,
             parts=parts,
         )
-        write_atomic(temporary / "checkpoint.json", json.dumps(state.model_dump(mode="json"), indent=1))
+        write_atomic(temporary / NAME, _sealed(state))
         if path.exists():
             _remove(path)
         temporary.rename(path)
-        sync(folder)
-        for old in complete(folder)[:-KEPT]:
+        sync(path.parent)
+        for old in complete(path.parent)[:-KEPT]:
             _remove(old)
     ranks.barrier()
-    return path
 
 
 def complete(folder: Path) -> list[Path]:
@@ -108,17 +121,24 @@ def read(path: Path) -> Checkpoint:
     """The description of a checkpoint; DataError where a part of it is missing or damaged."""
     fix = "remove this folder to go on from an older checkpoint"
     try:
-        text = (path / "checkpoint.json").read_text(encoding="utf-8")
+        text = (path / NAME).read_bytes()
     except OSError as error:
-        raise DataError(path / "checkpoint.json", f"cannot be read ({error.strerror})", fix) from None
+        raise DataError(path / NAME, f"cannot be read ({error.strerror})", fix) from None
     try:
-        state = Checkpoint.model_validate_json(text)
+        values = json.loads(text)
+        version = values.get("version", VERSION)
+    except (ValueError, AttributeError):  # no JSON, no text, or no object
+        raise DataError(path / NAME, "is cut or damaged", fix) from None
+    if version != VERSION:
+        raise DataError(path, f"is of version {version}, not {VERSION}", "use the tamis that wrote it")
+    try:
+        state = Checkpoint.model_validate_json(text.rpartition(_SEAL)[0] + b"}")
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise DataError(path / "checkpoint.json", f"part '{key}': {first['msg']}", fix) from None
-    if state.version != VERSION:
-        raise DataError(path, f"is of version {state.version}, not {VERSION}", "use the tamis that wrote it")
+        raise DataError(path / NAME, f"part '{key}': {first['msg']}", fix) from None
+    if _sealed(state) != text:
+        raise DataError(path / NAME, "is not what was written: bytes differ", fix)
     for part in state.parts:
         if not (path / part.name).is_file():
             raise DataError(path / part.name, "is missing from the checkpoint", fix)
@@ -176,8 +196,16 @@ def _part(path: Path) -> Part:
     return Part(name=path.name, bytes=size, crc32c=total)
 
 
+def _sealed(state: Checkpoint) -> bytes:
+    """The text of ``checkpoint.json``, whose last member is the CRC32C of what stands before it."""
+    body = state.model_dump_json().encode().removesuffix(b"}")
+    return body + _SEAL + str(crc32c(body)).encode() + b"}"
+
+
 def _remove(path: Path) -> None:
-    gone = path.with_name(f".{path.name}.tmp")  # so that a half-removed folder is never taken for a whole one
+    gone = path.with_name(
+        f".{path.name}.old.tmp"
+    )  # so that a half-removed folder is never taken for a whole one
     shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
     shutil.rmtree(gone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from .parallel.data import Ranks
 from .settings import TrainerSettings
 from .step import Learner
 from .tasks import IGNORED, Columns, Segmentation
+
+log = logging.getLogger(__name__)
 
 CLOUDS = 8  # clouds of k points in one forward pass: bounds the memory, whatever the sample's size
 
@@ -41,13 +44,15 @@ def evaluate(
 
     The ranks share the samples, each of which is seen as a whole by one rank, so the result does not
     depend on their number; every rank calls this. Returns, the same on all ranks, `figures` with
-    ``points``, how many were predicted, and ``dropped``, how many more the split holds; None where the
+    ``points``, how many were predicted, and ``dropped``, how many more its files hold; None where the
     dataset has no such split or nothing in it is labelled.
     """
     if split not in dataset.splits:
         return None
     model, task, ranks = learner.model, learner.task, learner.ranks
     rows = [row for part in dataset.splits[split] for row in range(*part.rows)]
+    if ranks.rank == 0:
+        log.info("evaluating %d samples", len(rows))
     confusion = np.zeros((task.classes, task.classes), np.int64)
     loss_sum, points = 0.0, 0
     tables = []
@@ -67,8 +72,9 @@ def evaluate(
     confusion = np.array(counts).astype(np.int64).reshape(confusion.shape)
     result = figures(confusion, loss_sum, task.state.classes)
     if result is not None:
-        held = dataset.manifest.counts.splits[split].points
-        result |= {"points": int(predicted_points), "dropped": held - int(predicted_points)}
+        held = dataset.manifest.counts.splits[split]
+        dropped = held.dropped + held.points - int(predicted_points)
+        result |= {"points": int(predicted_points), "dropped": dropped}
     return result
 
 

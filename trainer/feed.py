@@ -48,22 +48,29 @@ def loader_of(
 def stream(settings: Settings, path: Path, steps: int | None) -> str:
     """Read ``steps`` training batches of the dataset at ``path``, None for one epoch, as fast as they come.
 
-    Returns the stage table and the rates, for a console.
+    Returns the stage table and the rates, for a console. They count from the first batch on: what comes
+    before it is start-up, and told apart.
     """
     dataset, meter = Dataset(path), Meter(STREAM)
+    opened_s = time.perf_counter()
     with loader_of(settings, dataset, meter, epochs=1 if steps is None else None) as loader:
-        start = time.perf_counter()
-        batches = samples = points = size = 0
-        for batch in islice(loader, steps):
-            batches += 1
+        batches = islice(loader, steps)
+        k = next(batches).k
+        start_s, before = time.perf_counter(), meter.table.copy()
+        count = samples = points = size = 0
+        for batch in batches:
+            count += 1
             samples += int(batch.weight.sum())
             points += int(batch.weight.sum()) * batch.k
             size += sum(column.nbytes for column in batch.columns.values())
-        wall_s = time.perf_counter() - start
-    rows = stage_rows(STREAM, meter.table[None], wall_s)
+        wall_s = time.perf_counter() - start_s
+    first = f"first batch of {settings.loader.batch} clouds of {k} points after {start_s - opened_s:.2f} s"
+    if not count:
+        return first
+    rows = stage_rows(STREAM, (meter.table - before)[None], wall_s)
     return (
         f"{render(rows, limiting_stage(rows))}\n\n"
-        f"{batches} batches of {settings.loader.batch} clouds in {wall_s:.2f} s: "
+        f"{first}, {count} more in {wall_s:.2f} s: "
         f"{samples / wall_s:.1f} samples/s, {points / wall_s / 1e6:.2f} million points/s, "
         f"{size / wall_s / 1e6:.1f} MB/s"
     )

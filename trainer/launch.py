@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
-import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from ..metrics import BUILD, Meter, stage_rows
 from ..pipelines.build import build_held
 from ..pipelines.dataset import Dataset
 from .settings import Settings
-from .summary import text
+from .summary import read, text
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -58,6 +60,8 @@ def train(settings: Settings, out: Path) -> dict[str, Any] | None:
 
 def prepare(settings: Settings, out: Path) -> bool:
     """Build the dataset and write the configuration, as far as that is not done. Is the run finished?"""
+    for left in (*out.glob(".*.tmp"), *out.glob(".predictions.arrow.*")):  # by a process that was killed
+        left.unlink()
     _check_same(settings, out)
     finished = _finished(settings, out)
     if not finished:
@@ -69,8 +73,8 @@ def prepare(settings: Settings, out: Path) -> bool:
 
 def _check_same(settings: Settings, out: Path) -> None:
     path = out / "config.toml"
-    if not path.exists():
-        return
+    if not path.exists() or not any((out / "checkpoints").glob("step-*")):
+        return  # nothing was learned yet under other settings
     before = load(path, [], Settings)
     for key in differences(before, settings):
         raised = key == "trainer.steps" and settings.trainer.steps > before.trainer.steps
@@ -90,10 +94,8 @@ def _value(settings: Settings, key: str) -> str:
 
 
 def _finished(settings: Settings, out: Path) -> bool:
-    path = out / "report.json"
-    return path.exists() and bool(
-        json.loads(path.read_text(encoding="utf-8"))["steps"] >= settings.trainer.steps
-    )
+    report = read(out / "report.json", {})
+    return bool(report.get("steps", 0) >= settings.trainer.steps)
 
 
 def _build(settings: Settings, out: Path) -> None:
@@ -118,16 +120,11 @@ def _joined(settings: Settings, out: Path, started_s: float) -> dict[str, Any] |
     from .parallel.data import data_parallel
 
     with data_parallel(settings.layout.dp) as ranks:
-        if ranks.rank == 0:
-            with locked(out):
-                finished = ranks.gather(prepare(settings, out))[0]
-                if not finished:
-                    loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
-            return _printed(out)
-        finished = ranks.gather(False)[0]
-        if not finished:
-            loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
-        return None
+        with locked(out) if ranks.rank == 0 else nullcontext():
+            finished = ranks.first(lambda: prepare(settings, out))
+            if not finished:
+                loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
+        return _printed(out) if ranks.rank == 0 else None
 
 
 def _run_ranks(size: int, out: Path, started_s: float) -> None:
@@ -140,7 +137,7 @@ def _run_ranks(size: int, out: Path, started_s: float) -> None:
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here, whatever the host's name means
-    with tempfile.TemporaryDirectory(prefix="tamis-") as logs:
+    with _empty(out / ".ranks") as logs:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -150,7 +147,7 @@ def _run_ranks(size: int, out: Path, started_s: float) -> None:
             rdzv_endpoint="127.0.0.1:0",
             local_addr="127.0.0.1",
             max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
         )
         worker = ("-m", "tamis.trainer.worker", str(out), repr(started_s), str(os.getpid()))
         try:
@@ -160,7 +157,19 @@ def _run_ranks(size: int, out: Path, started_s: float) -> None:
         except SignalException as stop:
             if stop.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
+            log.error("stopped by %s; the same command continues", signal.Signals(stop.sigval).name)
             raise SystemExit(128 + stop.sigval) from None
+
+
+@contextmanager
+def _empty(folder: Path) -> Iterator[Path]:
+    """A folder for a while, in place of what a killed process left of it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cause(out: Path, failures: dict[int, ProcessFailure]) -> TamisError:
@@ -184,6 +193,6 @@ def _cause(out: Path, failures: dict[int, ProcessFailure]) -> TamisError:
 
 
 def _printed(out: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    report: dict[str, Any] = read(out / "report.json")
     sys.stdout.write(text(report) + "\n")
     return report

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from crc32c import crc32c
 
+from ..errors import DataError
 from ..loaders.loader import Batch, Loader
 from ..metrics import STREAM, TRAIN, Meter
 from ..pipelines.dataset import Dataset
@@ -23,10 +24,10 @@ from .models.points import PointTransformer
 from .parallel.data import Ranks
 from .settings import Settings, TrainerSettings
 from .speed import Speed
-from .step import Learner, train_step
+from .step import Learner, refuse_broken, train_step
 from .tasks import Segmentation, task_state
 
-news = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, dataset: Dataset, out: Path, ranks: Ranks, started_s: float) -> None:
@@ -34,6 +35,7 @@ def run(settings: Settings, dataset: Dataset, out: Path, ranks: Ranks, started_s
 
     Every rank calls this. ``started_s``: when the command started, in seconds since 1970.
     """
+    _check_labels(dataset)
     task = Segmentation(
         settings.model, task_state(settings.model, dataset), list(dataset.schema), str(dataset.path)
     )
@@ -42,8 +44,26 @@ def run(settings: Settings, dataset: Dataset, out: Path, ranks: Ranks, started_s
     with loader_of(settings, dataset, meter, ranks.rank, ranks.world) as loader:
         done = resume(out / "checkpoints", learner, loader)
         speed = train(settings.trainer, out, learner, loader, meter, done)
+    if done < settings.trainer.steps:
+        report.measure(out, learner, meter, speed, resumed_from=done)
+    evaluating_s = time.perf_counter()
     evaluation = evaluate(dataset, learner, settings.trainer, out / "predictions.arrow")
-    report.write(out, settings, learner, meter, speed, evaluation, resumed_from=done, started_s=started_s)
+    eval_wall_s = time.perf_counter() - evaluating_s
+    report.write(out, settings, learner, evaluation, eval_wall_s, started_s)
+
+
+def _check_labels(dataset: Dataset) -> None:
+    """Refuse to learn from nothing; warn where nothing can be judged."""
+    counts = dataset.manifest.counts.splits
+    labelled = {name: sum(split.classes.values()) for name, split in counts.items()}
+    if not labelled.get("train"):
+        raise DataError(
+            dataset.path,
+            "no training point has a class",
+            "correct data.classes or data.split",
+        )
+    if not labelled.get("test"):
+        log.warning("%s: no test point has a class, so nothing will be evaluated", dataset.path)
 
 
 def new_model(settings: Settings, task: Segmentation) -> PointTransformer:
@@ -62,7 +82,8 @@ def resume(folder: Path, learner: Learner, loader: Loader) -> int:
         return 0
     state = checkpoint.load(last[0], learner)
     loader.load_state_dict(state.loader)
-    news.info("resumed from %s", last[0])
+    if learner.ranks.rank == 0:
+        log.info("resumed from %s", last[0])
     return state.step
 
 
@@ -73,7 +94,7 @@ def train(
     rank, speed = learner.ranks.rank, Speed(meter, settings.steps - done)
     saved_s = time.monotonic()
     batches = iter(loader)
-    with StepLog(out / "steps.jsonl", settings.steps, done) if rank == 0 else nullcontext() as log:
+    with StepLog(out / "steps.jsonl", settings.steps, done) if rank == 0 else nullcontext() as lines:
         for step in range(done, settings.steps):
             with meter.wait("train.wait"):
                 batch = next(batches)
@@ -81,9 +102,10 @@ def train(
             late = rank == 0 and time.monotonic() > saved_s + 60 * settings.checkpoint_minutes
             outcome = train_step(learner, batch, meter, tally=(*tally(batch), int(late)))
             samples, size, crc, some_late = outcome.tally
-            if log:
-                log.write(batch, outcome, samples, crc)
+            if lines:
+                lines.write(batch, outcome, samples, crc)
             if some_late or _due(step + 1, settings):
+                refuse_broken(learner, step)
                 with meter.time("train.save"):
                     checkpoint.save(out / "checkpoints", learner, loader.state_dict(), step + 1)
                 saved_s = time.monotonic()

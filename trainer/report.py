@@ -19,63 +19,86 @@ from .log import losses
 from .settings import Settings
 from .speed import Speed
 from .step import Learner
+from .summary import read
+
+UNMEASURED: dict[str, Any] = {
+    "stages": [],
+    "levels": [],
+    "limiting_stage": None,
+    "train_wall_s": 0.0,
+    "train_cpu_s": 0.0,
+    "samples_per_s": None,
+    "points_per_s": None,
+    "data_wait_fraction": None,
+    "resumed_from": None,
+}
+"""What a report says of training where the record of it is gone."""
+
+
+def measure(out: Path, learner: Learner, meter: Meter, speed: Speed, resumed_from: int) -> None:
+    """Write ``out/training.json``, what all ranks measured while they trained; every rank calls this.
+
+    A file of its own, so that a run that is killed while it evaluates does not lose it. Rates,
+    ``data_wait_fraction`` and ``limiting_stage`` are of the steady state, ``levels`` and ``stages`` of all
+    steps, since the run was last resumed.
+    """
+    ranks = learner.ranks
+    tables = np.stack(ranks.gather(meter.table))
+    steady = np.stack(ranks.gather(speed.steady))
+    cpu_s = sum(ranks.gather(speed.cpu_s))
+    if ranks.rank != 0:
+        return
+    steady_rows = stage_rows(meter.stages, steady, speed.steady_s)
+    waits = [r["starved"] for r in steady_rows if r["stage"] == "train.wait"]
+    measured = {
+        "stages": stage_rows(meter.stages, tables, speed.wall_s),
+        "levels": [speed.levels[k] for k in sorted(speed.levels)],
+        "limiting_stage": limiting_stage(steady_rows),
+        "train_wall_s": speed.wall_s,
+        "train_cpu_s": cpu_s,
+        "samples_per_s": speed.samples / speed.steady_s if speed.steady_s else None,
+        "points_per_s": speed.points / speed.steady_s if speed.steady_s else None,
+        "data_wait_fraction": waits[0] if waits else 0.0,
+        "resumed_from": resumed_from or None,
+    }
+    write_atomic(out / "training.json", json.dumps(measured, indent=1, allow_nan=False) + "\n")
 
 
 def write(
     out: Path,
     settings: Settings,
     learner: Learner,
-    meter: Meter,
-    speed: Speed,
     evaluation: dict[str, Any] | None,
-    *,
-    resumed_from: int,
+    eval_wall_s: float,
     started_s: float,
 ) -> None:
-    """Write ``out/report.json`` from what all ranks measured; every rank calls this.
+    """Write ``out/report.json``: what `measure` and the build left, and what came out; every rank calls this.
 
-    Rates, ``data_wait_fraction`` and ``limiting_stage`` are of the steady state of this process, ``levels``
-    and ``stages`` of all its steps, ``loss_first`` and ``loss_last`` of the whole run.
+    ``wall_s`` is of this command from its start on; ``loss_first`` and ``loss_last`` of the whole run.
     """
     ranks = learner.ranks
-    tables = np.stack(ranks.gather(meter.table))
-    steady = np.stack(ranks.gather(speed.steady))
-    cpu_s = sum(ranks.gather(speed.cpu_s))
     parameters = ranks.gather(sum(p.numel() for p in learner.model.parameters()))
     if ranks.rank != 0:
         return
     first, last = losses(out / "steps.jsonl")
-    steady_rows = stage_rows(meter.stages, steady, speed.steady_s)
-    waits = [r["starved"] for r in steady_rows if r["stage"] == "train.wait"]
+    measured = read(out / "training.json", UNMEASURED)
     report = {
+        **measured,
         "config": settings.model_dump(mode="json", exclude_none=True),
         "environment": _environment(ranks.device),
         "layout": settings.layout.model_dump(),
         "world_size": ranks.world,
         "parameters_per_rank": parameters,
-        "stages": [*_build_stages(out), *stage_rows(meter.stages, tables, speed.wall_s)],
-        "levels": [speed.levels[k] for k in sorted(speed.levels)],
-        "limiting_stage": limiting_stage(steady_rows),
+        "stages": [*read(out / "build.json", []), *measured["stages"]],
         "steps": settings.trainer.steps,
         "updates": learner.updates,
         "wall_s": time.time() - started_s,
-        "train_wall_s": speed.wall_s,
-        "train_cpu_s": cpu_s,
-        "samples_per_s": speed.samples / speed.steady_s if speed.steady_s else None,
-        "points_per_s": speed.points / speed.steady_s if speed.steady_s else None,
-        "data_wait_fraction": waits[0] if waits else 0.0,
+        "eval_wall_s": eval_wall_s,
         "loss_first": first,
         "loss_last": last,
         "eval": evaluation,
-        "resumed_from": resumed_from or None,
     }
     write_atomic(out / "report.json", json.dumps(report, indent=1, allow_nan=False) + "\n")
-
-
-def _build_stages(out: Path) -> list[dict[str, Any]]:
-    path = out / "build.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return rows
 
 
 def _environment(device: torch.device) -> dict[str, Any]:

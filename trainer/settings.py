@@ -120,7 +120,7 @@ class Settings(Model):
 
     name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\.][^/\\]*$")]
     data: DataSettings
-    loader: LoaderSettings
+    loader: LoaderSettings = LoaderSettings()
     layout: LayoutSettings = LayoutSettings()
     model: ModelSettings = ModelSettings()
     trainer: TrainerSettings = TrainerSettings()

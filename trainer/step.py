@@ -84,6 +84,13 @@ def reseed(seed: int, step: int) -> None:
     torch.manual_seed(draw.key(seed, "step", step))
 
 
+def refuse_broken(learner: Learner, step: int) -> None:
+    """Raise DataError where the update of ``step`` left a parameter that is not finite: never keep such."""
+    norms = torch.stack([p.detach().norm() for p in learner.model.parameters()])
+    if not norms.isfinite().all():  # ranks have equal parameters, so they agree
+        raise DataError(f"step {step}", "its update left parameters that are not finite", "lower trainer.lr")
+
+
 def _refuse_non_finite(loss: float, norm: float, batch: Batch, ranks: Ranks) -> None:
     # Both are sums over ranks, so all ranks come to the same decision.
     if torch.tensor([loss, norm]).isfinite().all():

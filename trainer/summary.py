@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from ..errors import DataError
 from ..metrics import render
+
+
+def read(path: Path, default: Any = None) -> Any:
+    """One of a run's JSON files; ``default`` where it is not there. Raises DataError where it is damaged."""
+    if default is not None and not path.exists():
+        return default
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror})", "run the same command again") from None
+    except ValueError as error:
+        raise DataError(path, f"is damaged ({error})", "remove it and run the same command") from None
 
 
 def text(report: dict[str, Any]) -> str:
     """The stages of ``report.json``, how fast the run was, and what was learned."""
-    lines = [render(report["stages"], report["limiting_stage"]), "", _run(report)]
+    lines = [render(report["stages"], report["limiting_stage"]), "", *_run(report)]
     if report["samples_per_s"]:
         lines.append(
-            f"{report['samples_per_s']:.1f} samples/s, {report['points_per_s'] / 1e3:.1f} thousand points/s, "
+            f"in the steady state {report['samples_per_s']:.1f} samples/s, "
+            f"{report['points_per_s'] / 1e3:.1f} thousand points/s, "
             f"{report['data_wait_fraction']:.1%} of the time waiting for data"
         )
     if report["loss_first"] is not None:
@@ -22,12 +38,13 @@ def text(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _run(report: dict[str, Any]) -> str:
+def _run(report: dict[str, Any]) -> list[str]:
     resumed = f", resumed from step {report['resumed_from']}" if report["resumed_from"] else ""
-    return (
-        f"{report['steps']} steps, {report['updates']} updates on {report['world_size']} rank(s) in "
-        f"{report['wall_s']:.1f} s ({report['train_cpu_s']:.1f} CPU s of training){resumed}"
-    )
+    training = f"training {report['train_wall_s']:.1f} s ({report['train_cpu_s']:.1f} CPU s)"
+    return [
+        f"{report['steps']} steps, {report['updates']} updates on {report['world_size']} rank(s){resumed}",
+        f"{training}, evaluation {report['eval_wall_s']:.1f} s, the whole command {report['wall_s']:.1f} s",
+    ]
 
 
 def _learned(evaluation: dict[str, Any]) -> list[str]:

@@ -13,12 +13,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from ..config import load
-from ..errors import TamisError
-from ..pipelines.dataset import Dataset
-from . import loop
-from .parallel.data import data_parallel
-from .settings import Settings
+from ..errors import TamisError, system_error
 
 PR_SET_PDEATHSIG = 1
 
@@ -26,7 +21,15 @@ PR_SET_PDEATHSIG = 1
 def main(out: Path, started_s: float, command: int) -> None:
     """Join the other ranks and run ``out/config.toml``. ``command``: the process that started this one."""
     _die_with(command)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command tells of Ctrl-C, a rank just ends
     sys.excepthook = _tell
+
+    from ..config import load  # here, as they take seconds in which all that may happen
+    from ..pipelines.dataset import Dataset
+    from . import loop
+    from .parallel.data import data_parallel
+    from .settings import Settings
+
     logging.basicConfig(format="tamis: %(message)s", level=logging.INFO)
     settings = load(out / "config.toml", [], Settings)
     with data_parallel(settings.layout.dp) as ranks:
@@ -42,6 +45,9 @@ def _die_with(command: int) -> None:
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Leave the error where the command finds it: one message then reaches the user, not one a rank."""
+    if isinstance(error, OSError):
+        error = system_error(error, "a rank")
+        kind = type(error)
     told = {
         "message": str(error),
         "extraInfo": {

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,7 +124,7 @@ def test_s10_a_missing_part_is_refused(saved: Path, new_learner: Make, key: str)
     path = saved / "checkpoint.json"
     values = json.loads(path.read_text())
     del values[key]
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(values, separators=(",", ":")))
     with pytest.raises(DataError, match=rf"checkpoint.json: part '{key}'"):
         checkpoint.load(saved, new_learner())
 
@@ -145,6 +147,45 @@ def test_another_model_is_refused(saved: Path, new_learner: Make, task: Any) -> 
         checkpoint.load_model(saved, wider)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_changed_description_is_refused(saved: Path, new_learner: Make, seed: int) -> None:
+    """A number that still reads as one is noticed too."""
+    path, rng = saved / "checkpoint.json", np.random.default_rng(seed)
+    data = bytearray(path.read_bytes())
+    data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="step-") as caught:
+        checkpoint.load(saved, new_learner())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_that_was_changed_is_noticed(saved: Path, new_learner: Make) -> None:
+    path = saved / "checkpoint.json"
+    updates = checkpoint.read(saved).updates
+    path.write_text(path.read_text().replace(f'"updates":{updates}', f'"updates":{updates + 1}'))
+    with pytest.raises(DataError, match="bytes differ"):
+        checkpoint.load(saved, new_learner())
+
+
+def test_saving_a_step_again_replaces_it(saved: Path, new_learner: Make) -> None:
+    learner = new_learner()
+    state = checkpoint.load(saved, learner)
+    again = checkpoint.save(saved.parent, learner, state.loader, state.step)
+    assert again == saved
+    assert checkpoint.read(saved).updates == state.updates
+    assert not list(saved.parent.glob(".*"))
+
+
+def test_a_full_disk_is_one_line(saved: Path, new_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(checkpoint, "write_atomic", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        checkpoint.save(saved.parent, new_learner(), {}, 99)
+    assert checkpoint.complete(saved.parent) == [saved]
+
+
 def test_a_model_alone_is_read(saved: Path, new_learner: Make) -> None:
     learner, other = new_learner(), new_learner()
     checkpoint.load(saved, learner)
@@ -155,6 +196,6 @@ def test_a_model_alone_is_read(saved: Path, new_learner: Make) -> None:
 
 def test_another_version_is_refused(saved: Path) -> None:
     path = saved / "checkpoint.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 9', 1))
+    path.write_text(path.read_text().replace('"version":1', '"version":9', 1))
     with pytest.raises(DataError, match="version 9"):
         checkpoint.read(saved)

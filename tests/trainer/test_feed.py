@@ -38,7 +38,8 @@ def test_batches_hold_what_the_model_reads_and_nothing_else(run_settings: Make, 
 
 def test_the_table_tells_what_was_read(run_settings: Make, dataset: Dataset) -> None:
     text = stream(run_settings(), dataset.path, 3)
-    assert "3 batches of 5 clouds" in text
+    assert "first batch of 5 clouds of 32 points" in text
+    assert "2 more in" in text
     assert "limiting stage: stream." in text
 
 
@@ -53,4 +54,4 @@ def test_a_dataset_alone_can_be_streamed(
     with pytest.raises(SystemExit) as exit:
         cli.main()
     assert not exit.value.code
-    assert "2 batches of 3 clouds" in capsys.readouterr().out
+    assert "first batch of 3 clouds" in capsys.readouterr().out

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...errors import UsageError
+from ...errors import TamisError, UsageError
 
 T = TypeVar("T")
 
@@ -53,6 +53,19 @@ class Ranks:
         values: list[T] = [value] * self.world
         dist.all_gather_object(values, value)
         return values
+
+    def first(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives on rank 0, which alone does it; all ranks raise the TamisError it raised."""
+        outcome: T | TamisError | None = None
+        if self.rank == 0:
+            try:
+                outcome = work()
+            except TamisError as error:
+                outcome = error
+        told = self.gather(outcome)[0]
+        if isinstance(told, TamisError):
+            raise told
+        return cast(T, told)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
