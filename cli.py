@@ -57,6 +57,7 @@ def build(config: Config, out: Out = None, overrides: Overrides = None) -> None:
     from .pipelines.build import build as build_dataset
     from .pipelines.inspect import inspect as describe
 
+    _tell_how_far_it_is()
     settings, folder = _settings(config, out, overrides)
     meter = Meter(BUILD)
     dataset = build_dataset(settings.data, folder, meter)
@@ -114,7 +115,7 @@ def train(config: Config, out: Out = None, overrides: Overrides = None) -> None:
     """The whole way: build if needed, stream, train, evaluate, report. Run again to continue."""
     from .trainer.launch import train as run
 
-    logging.getLogger("tamis.trainer").setLevel(logging.INFO)  # a long command tells how far it is
+    _tell_how_far_it_is()
     settings, folder = _settings(config, out, overrides)
     run(settings, folder)
 
@@ -128,6 +129,7 @@ def predict(
     """Write predicted classes onto the points of a scan; every other field stays as it is."""
     from .trainer.predict import predict as label
 
+    _tell_how_far_it_is()
     typer.echo(label(run, file, out))
 
 
@@ -149,6 +151,11 @@ def _settings(config: str, out: Path | None, overrides: list[str] | None) -> tup
     if out is None:
         out = Path(config) if Path(config, "config.toml").is_file() else Path("runs", settings.name)
     return settings, out
+
+
+def _tell_how_far_it_is() -> None:
+    for name in ("tamis.pipelines.build", "tamis.trainer"):
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..metrics import Meter
 from .batches import Batches
@@ -21,41 +21,48 @@ _CLOSE_S = 10.0
 class ReadAhead:
     """Up to two batches after the one that was taken last, made in turn by one thread.
 
-    Work on the thread holds this object, never the Loader: a Loader that is dropped takes the thread along.
+    One thread takes at a time. Work on the thread holds this object, never the Loader: a Loader that is
+    dropped takes the thread along.
     """
 
     def __init__(self, batches: Batches, plan: Plan, epochs: int | None, meter: Meter) -> None:
         self._batches, self._plan, self._epochs, self._meter = batches, plan, epochs, meter
-        self._thread = ThreadPoolExecutor(1, "tamis-read")
-        self._coming: deque[Future[Batch]] = deque()
+        self._coming: deque[tuple[Cursor, Future[Batch]]] = deque()
         self._last: Future[Batch] | None = None
         self._done_s = 0.0
         self._cursor = Cursor()
+        self._thread = ThreadPoolExecutor(1, "tamis-read")
+        # Started here, where an interrupt costs the whole object: one that comes while a pool starts its
+        # thread makes it start another later.
+        self._thread.submit(lambda: None).result()
 
-    def restart(self, cursor: Cursor) -> None:
-        """Make what comes after ``cursor`` next; what was made ahead is dropped."""
-        for future in self._coming:
-            future.cancel()
-        self._coming.clear()
-        self._last, self._cursor = None, cursor
+    def take(self, cursor: Cursor) -> Batch | None:
+        """The batch that comes after ``cursor``, or None after the last; raises what its making raised.
 
-    def take(self) -> Batch | None:
-        """The next batch, or None after the last; raises what its making raised."""
+        An interrupt may come anywhere in here: the next call sees that what is coming does not go on from
+        its cursor, and begins anew.
+        """
+        if cursor != (self._coming[0][0] if self._coming else self._cursor):
+            self._restart(cursor)
         self._fill()
         if not self._coming:
             return None
-        batch = self._coming.popleft().result()
+        batch = self._coming.popleft()[1].result()
         self._fill()
         return batch
 
     def close(self) -> None:
         """End the thread: work on it stops at the next sample, then the shards are closed."""
         self._batches.stop()
-        self.restart(self._cursor)
-        closed = self._thread.submit(self._batches.close)
-        self._thread.shutdown(wait=False)
-        if wait([closed], _CLOSE_S).not_done:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if not self._batches.close(_CLOSE_S):
             _log.warning("a read has not come back in %.0f s: its thread is left behind", _CLOSE_S)
+
+    def _restart(self, cursor: Cursor) -> None:
+        for _, future in self._coming:
+            future.cancel()
+        self._coming.clear()
+        self._last, self._cursor = None, cursor
 
     def _fill(self) -> None:
         while len(self._coming) < _BATCHES and not self._plan.ends(self._cursor, self._epochs):
@@ -63,7 +70,7 @@ class ReadAhead:
                 idle_s = time.perf_counter() - self._done_s
                 self._meter.add("stream.deliver", wait_out_s=idle_s)
             self._last = self._thread.submit(self._make, self._cursor)
-            self._coming.append(self._last)
+            self._coming.append((self._cursor, self._last))
             self._cursor = self._plan.after(self._cursor)
 
     def _make(self, cursor: Cursor) -> Batch:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -21,11 +22,12 @@ from . import pack
 from .fetch import Fetcher, Verify
 from .plan import Cursor, GlobalBatch, Plan, share
 
+Packed = tuple[Columns, NDArray[np.bool_] | None, NDArray[np.int64] | None]
 Form = Literal["dense", "ragged"]
 
 
 class Batches:
-    """The batches of ``replica``, made anew for any cursor of the plan. One thread calls it at a time."""
+    """The batches of ``replica``, made anew for any cursor of the plan, one at a time."""
 
     def __init__(
         self,
@@ -50,36 +52,57 @@ class Batches:
         self._graph = resolve(
             graph, row_order=dataset.row_order, k=k, dense=form == "dense", fields=self._fields
         )
+        self._lock = threading.Lock()  # the fetcher's buffer and the threads serve one batch
         self._threads = Threads(threads)
         self._fetcher = Fetcher(dataset, names, verify, self._threads)
 
     def make(self, cursor: Cursor) -> pack.Batch:
         """This replica's part of the global batch that comes after ``cursor``."""
+        with self._lock:
+            self._threads.go_on()
+            return self._made(cursor)
+
+    def stop(self) -> None:
+        """Make a batch that is in work end at its next sample, and any later one at once, with an error."""
+        self._threads.stop()
+
+    def close(self, timeout_s: float) -> bool:
+        """End the threads and close the shards; whether the batch in work ended in time."""
+        if not self._lock.acquire(timeout=timeout_s):
+            return False
+        try:
+            self._threads.close()
+            self._fetcher.close()
+        finally:
+            self._lock.release()
+        return True
+
+    def _made(self, cursor: Cursor) -> pack.Batch:
         whole = self._plan.batch(cursor)
         rows = whole.rows[share(len(whole.rows), self._replica, self._replicas)]
         places = -(-len(whole.rows) // self._replicas)
         ids = self._dataset.ids[rows]
-        clouds = self._fetched(rows, ids, whole)
-        self._run(clouds, ids, whole)
-        return self._packed(clouds, ids, places, whole)
+        first, stop = self._span(rows, ids, whole)
+        if self._graph.operators or self._graph.serialise:
+            with self._fetching(first, stop):
+                clouds = self._fetcher.fetch(rows, first, stop)
+            self._run(clouds, ids, whole)
+            columns, mask, offsets = self._packed(clouds, places, whole)
+        else:
+            columns, mask, offsets = self._read_packed(rows, first, stop, places, whole)
+        self._meter.add("stream.pack", bytes=sum(c.nbytes for c in columns.values()))
+        padded = np.zeros(places, np.uint64)
+        padded[: len(ids)] = ids
+        weight = (np.arange(places) < len(ids)).astype(np.float32)
+        return pack.Batch(whole.step, whole.epoch, padded, columns, mask, offsets, weight, whole.k or 0)
 
-    def stop(self) -> None:
-        """Make a batch that is in work end at its next sample, with an error."""
-        self._threads.stop()
-
-    def close(self) -> None:
-        """End the threads and close the shards, once no batch is in work."""
-        self._threads.close()
-        self._fetcher.close()
-
-    def _fetched(self, rows: NDArray[np.int64], ids: NDArray[np.uint64], batch: GlobalBatch) -> list[Columns]:
-        start, before = time.perf_counter(), self._fetcher.bytes
-        first, stop = self._span(rows, ids, batch)
-        clouds = self._fetcher.fetch(rows, first, stop)
-        self._meter.busy("stream.fetch", time.perf_counter() - start, items=len(rows))
+    @contextmanager
+    def _fetching(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> Iterator[None]:
+        before = self._fetcher.bytes
+        with self._meter.time("stream.fetch", items=len(first)):
+            yield
         moved = self._fetcher.bytes - before
         self._meter.add("stream.fetch", bytes=moved, points_in=int((stop - first).sum()))
-        return clouds
 
     def _span(
         self, rows: NDArray[np.int64], ids: NDArray[np.uint64], batch: GlobalBatch
@@ -91,9 +114,10 @@ class Batches:
             return first, n
         count = np.minimum(n, batch.k)
         if self._graph.read == "window":
-            keys = [draw.key(self._plan.seed, batch.epoch, int(id), "window") for id in ids]
-            starts = (n - count + 1).tolist()
-            first[:] = [int(draw.uniform(key, 1)[0] * m) for key, m in zip(keys, starts, strict=True)]
+            starts = n - count + 1
+            for i in np.flatnonzero(starts > 1):
+                key = draw.key(self._plan.seed, batch.epoch, int(ids[i]), "window")
+                first[i] = int(draw.uniform(key, 1)[0] * starts[i])
         return first, first + count
 
     def _run(self, clouds: list[Columns], ids: NDArray[np.uint64], batch: GlobalBatch) -> None:
@@ -105,23 +129,39 @@ class Batches:
             run(self._threads, clouds, self._graph.operators, self._kinds, key, batch.k)
         self._meter.add("stream.graph", points_in=points, points_out=_points(clouds))
 
-    def _packed(
-        self, clouds: list[Columns], ids: NDArray[np.uint64], places: int, batch: GlobalBatch
-    ) -> pack.Batch:
-        mask = offsets = None
+    def _packed(self, clouds: list[Columns], places: int, batch: GlobalBatch) -> Packed:
         with self._meter.time("stream.pack", items=len(clouds)):
-            if self._form == "dense":
-                assert batch.k is not None
-                columns, mask = pack.dense(
-                    clouds, self._fields, places, batch.k, self._graph.serialise, self._threads
-                )
-            else:
+            if self._form == "ragged":
                 columns, offsets = pack.ragged(clouds, self._fields, places, self._threads)
-        self._meter.add("stream.pack", bytes=sum(c.nbytes for c in columns.values()))
-        padded = np.zeros(places, np.uint64)
-        padded[: len(ids)] = ids
-        weight = (np.arange(places) < len(ids)).astype(np.float32)
-        return pack.Batch(batch.step, batch.epoch, padded, columns, mask, offsets, weight, batch.k or 0)
+                return columns, None, offsets
+            assert batch.k is not None
+            columns, mask = pack.dense(
+                clouds, self._fields, places, batch.k, self._graph.serialise, self._threads
+            )
+            return columns, mask, None
+
+    def _read_packed(
+        self,
+        rows: NDArray[np.int64],
+        first: NDArray[np.int64],
+        stop: NDArray[np.int64],
+        places: int,
+        batch: GlobalBatch,
+    ) -> Packed:
+        """What `_packed` makes of clouds that no operator touches, read into the batch's own arrays."""
+        sizes = np.zeros(places, np.int64)
+        sizes[: len(rows)] = stop - first
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        dense = self._form == "dense"
+        at = np.arange(places + 1) * (batch.k or 0) if dense else offsets
+        with self._fetching(first, stop):
+            columns = {name: field.empty(int(at[-1])) for name, field in self._fields.items()}
+            self._fetcher.fetch_into(columns, at[: len(rows)], rows, first, stop)
+        with self._meter.time("stream.pack", items=len(rows)):
+            if not dense:
+                return columns, None, offsets
+            assert batch.k is not None
+            return *pack.completed(columns, sizes, batch.k), None
 
 
 def _columns(dataset: Dataset, columns: Sequence[str] | None) -> list[str]:

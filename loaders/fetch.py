@@ -6,6 +6,7 @@ offset, length, destination) of a batch is worked off by a kernel that calls pre
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from collections import OrderedDict
@@ -96,24 +97,56 @@ class Fetcher:
         the byte offset where a file cannot be read, ends early or fails its checksum.
         """
         begin, end, check = self._widened(rows, first, stop)
-        entries = [self._entries(name, rows, begin, end) for name in self._columns]
-        places = self._read(rows, entries)
+        offset, length = self._entries(rows, begin, end)
+        place = self._places(length)
+        self._read(rows, offset, length, place.astype(np.uint64) + np.uint64(self._scratch.ctypes.data))
         clouds: list[Columns] = [{} for _ in rows]
+        fields = [self._dataset.schema[name] for name in self._columns]
 
         def finish(i: int) -> None:
-            for name, (offset, length), place in zip(self._columns, entries, places, strict=True):
-                raw = self._scratch[place[i] : place[i] + length[i]]
-                if check[i]:
-                    self._check(name, int(rows[i]), int(begin[i]), raw, int(offset[i]))
-                field = self._dataset.schema[name]
-                shape = (-1,) if field.width == 1 else (-1, field.width)
-                values = raw.view(field.dtype).reshape(shape)
-                clouds[i][name] = values[first[i] - begin[i] : stop[i] - begin[i]]
+            spans = zip(place[:, i].tolist(), length[:, i].tolist(), strict=True)
+            raws = [self._scratch[a : a + n] for a, n in spans]
             if check[i]:
-                self._checked[self._blocks(int(rows[i]), int(begin[i]), int(end[i]))] = True
+                self._check(int(rows[i]), int(begin[i]), int(end[i]), raws)
+            wanted = slice(first[i] - begin[i], stop[i] - begin[i])
+            for name, field, raw in zip(self._columns, fields, raws, strict=True):
+                values = raw.view(field.dtype)
+                clouds[i][name] = (values if field.width == 1 else values.reshape(-1, field.width))[wanted]
 
-        self._threads.each(finish, len(rows))
+        self._threads.each(finish, len(rows), int(length[:, check].sum()))
         return clouds
+
+    def fetch_into(
+        self,
+        columns: Columns,
+        at: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        first: NDArray[np.int64],
+        stop: NDArray[np.int64],
+    ) -> None:
+        """Put what `fetch` reads into ``columns``, flat over samples: sample i from row ``at[i]`` on.
+
+        It is read straight to its place, unless a check needs more rows than are asked for.
+        """
+        begin, end, check = self._widened(rows, first, stop)
+        if not (np.array_equal(begin, first) and np.array_equal(end, stop)):
+            for cloud, start, n in zip(self.fetch(rows, first, stop), at, stop - first, strict=True):
+                for name, values in cloud.items():
+                    columns[name][start : start + n] = values
+            return
+        offset, length = self._entries(rows, begin, end)
+        flat = [columns[name].reshape(-1).view(np.uint8) for name in self._columns]
+        place = np.stack([at * self._dataset.schema[name].row_bytes for name in self._columns])
+        base = np.array([[values.ctypes.data] for values in flat], np.uint64)
+        self._read(rows, offset, length, place.astype(np.uint64) + base)
+        checked = np.flatnonzero(check)
+
+        def finish(j: int) -> None:
+            i = checked[j]
+            spans = zip(flat, place[:, i], length[:, i], strict=True)
+            self._check(int(rows[i]), int(begin[i]), int(end[i]), [v[a : a + n] for v, a, n in spans])
+
+        self._threads.each(finish, len(checked), int(length[:, checked].sum()))
 
     def _widened(
         self, rows: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64]
@@ -129,50 +162,60 @@ class Fetcher:
         return np.where(check, begin, first), np.where(check, end, stop), check
 
     def _entries(
-        self, name: str, rows: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64]
+        self, rows: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        field = self._dataset.schema[name]
-        return self._dataset.positions[name][rows] + begin * field.row_bytes, (end - begin) * field.row_bytes
+        """Offset and length in bytes of rows ``begin`` to ``end``, each int64 (columns, samples)."""
+        sizes = np.array([[self._dataset.schema[name].row_bytes] for name in self._columns])
+        position = np.stack([self._dataset.positions[name][rows] for name in self._columns])
+        return position + begin * sizes, (end - begin) * sizes
 
-    def _read(
-        self, rows: NDArray[np.int64], entries: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
-    ) -> NDArray[np.int64]:
-        """Fill the scratch buffer; where in it each column of each sample is, int64 (columns, samples)."""
-        offset = np.array([o for o, _ in entries], np.int64).ravel()
-        length = np.array([n for _, n in entries], np.int64).ravel()
-        room = -(-length // _ALIGN) * _ALIGN
-        place = np.cumsum(room) - room
+    def _places(self, length: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in the scratch buffer each entry goes; makes it large enough."""
+        room = -(-length.ravel() // _ALIGN) * _ALIGN
         if (need := int(room.sum())) > self._scratch.size:
             self._scratch = np.empty(need, np.uint8)
-        shard = np.tile(self._dataset.shard[rows], len(entries))
+        return (np.cumsum(room) - room).reshape(length.shape)
+
+    def _read(
+        self,
+        rows: NDArray[np.int64],
+        offset: NDArray[np.int64],
+        length: NDArray[np.int64],
+        address: NDArray[np.uint64],
+    ) -> None:
+        """Read each entry, all arrays (columns, samples), to its address in memory."""
+        shard = np.tile(self._dataset.shard[rows], len(offset))
         present = np.unique(shard)
-        for group in np.split(present, range(OPEN_FILES, len(present), OPEN_FILES)):
-            here = np.flatnonzero((shard >= group[0]) & (shard <= group[-1])) if len(group) else present
-            self._read_group(shard[here], offset[here], length[here], place[here])
+        for start in range(0, len(present), OPEN_FILES):
+            group = present[start : start + OPEN_FILES]
+            here = np.flatnonzero((shard >= group[0]) & (shard <= group[-1]))
+            table = offset.ravel()[here], length.ravel()[here]
+            self._read_group(group, shard[here], *table, address.ravel()[here])
         self.bytes += int(length.sum())
-        return place.reshape(len(entries), len(rows))
 
     def _read_group(
         self,
+        present: NDArray[np.int32],
         shard: NDArray[np.int32],
         offset: NDArray[np.int64],
         length: NDArray[np.int64],
-        place: NDArray[np.int64],
+        address: NDArray[np.uint64],
     ) -> None:
-        descriptors = self._files.descriptors(np.unique(shard).tolist())
-        fd = np.array([descriptors[s] for s in shard.tolist()], np.int32)
-        address = place.astype(np.uint64) + np.uint64(self._scratch.ctypes.data)
+        descriptors = self._files.descriptors(present.tolist())
+        fd = np.array(list(descriptors.values()), np.int32)[np.searchsorted(present, shard)]
         done = _read(fd, offset, length, address, 0)
         while done < len(fd):
-            self._read_slowly(int(shard[done]), int(fd[done]), int(offset[done]), length[done], place[done])
+            entry = shard[done], fd[done], offset[done], length[done], address[done]
+            self._read_slowly(*map(int, entry))
             done = _read(fd, offset, length, address, done + 1)
 
-    def _read_slowly(self, shard: int, fd: int, offset: int, length: int, place: int) -> None:
+    def _read_slowly(self, shard: int, fd: int, offset: int, length: int, address: int) -> None:
         """Read one entry again through Python, which retries interrupted calls and says what failed."""
         path, done = self._dataset.shard_path(shard), 0
+        memory = memoryview((ctypes.c_ubyte * length).from_address(address))
         while done < length:
             try:
-                got = os.preadv(fd, [self._scratch[place + done : place + length].data], offset + done)
+                got = os.preadv(fd, [memory[done:]], offset + done)
             except OSError as error:
                 cause = f"cannot be read at offset {offset + done} ({error.strerror})"
                 raise DataError(path, cause, "check the disk") from None
@@ -184,7 +227,13 @@ class Fetcher:
         block = int(self._dataset.block[row])
         return slice(block + begin // CHECK_ROWS, block - (-end // CHECK_ROWS))
 
-    def _check(self, name: str, row: int, begin: int, raw: NDArray[np.uint8], offset: int) -> None:
+    def _check(self, row: int, begin: int, end: int, raws: list[NDArray[np.uint8]]) -> None:
+        """Check rows ``begin`` to ``end`` of every column and remember that they were."""
+        for name, raw in zip(self._columns, raws, strict=True):
+            self._check_column(name, row, begin, raw)
+        self._checked[self._blocks(row, begin, end)] = True
+
+    def _check_column(self, name: str, row: int, begin: int, raw: NDArray[np.uint8]) -> None:
         """Compare ``raw``, whole blocks from row ``begin`` on, with the running checksum at its end."""
         if not len(raw):
             return
@@ -198,6 +247,7 @@ class Fetcher:
         while crc32c(raw[bad : bad + block_bytes].data, start) == sums[at]:
             start, at, bad = int(sums[at]), at + 1, bad + block_bytes
         sample = self._dataset.samples.column("name")[row]
+        offset = int(self._dataset.positions[name][row]) + begin * self._dataset.schema[name].row_bytes
         raise DataError(
             self._dataset.shard_path(int(self._dataset.shard[row])),
             f"is damaged in the block at offset {offset + bad} (sample {sample}, column {name})",

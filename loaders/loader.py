@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, NoReturn, Self
 
-from pydantic import Field
-
-from ..config import Model
 from ..errors import DataError, UsageError
-from ..metrics import STREAM, Meter
+from ..metrics import Meter
 from ..pipelines.dataset import Dataset
 from ..pipelines.ops import OperatorSettings
-from ..samplers.ratio import RatioSchedule, RatioSettings
-from . import state
+from ..samplers.ratio import RatioSchedule
+from . import arguments, state
 from .ahead import ReadAhead
 from .batches import Batches, Form
 from .fetch import Verify
 from .order import shards_of
 from .pack import Batch
 from .plan import Cursor, Plan
+from .settings import LoaderSettings
 
 __all__ = ["Batch", "Loader", "LoaderSettings"]
-
-
-class LoaderSettings(Model):
-    """How batches are made. ``batch`` is the global batch, of all replicas together."""
-
-    batch: int = Field(default=8, ge=1)
-    graph: tuple[OperatorSettings, ...] = ()
-    ratio: RatioSettings | None = None
-    engine: Literal["auto", "threads"] = "auto"
-    feeder: Literal["inline"] = "inline"
-    threads: int | None = Field(default=None, ge=1)
 
 
 class Loader:
@@ -43,16 +32,19 @@ class Loader:
     Every sample of the split appears exactly once an epoch; an epoch's last global batch may be short. The
     global batches depend on ``global_batch``, ``seed``, ``ratio``, ``k``, ``graph`` and the dataset alone.
 
-    ``k``: rows a cloud has ("dense" needs it) or may have ("ragged"); ``ratio`` shrinks it by the step, to a
-    multiple of ``multiple_of``. ``epochs``: None is endless. ``columns``: what to read beside ``xyz``; None
-    is all. ``threads``: for the work on samples, by default one a CPU, at most 4. ``meter`` counts the stages
-    ``metrics.STREAM``. Raises UsageError for arguments that do not fit, and DataError, at the batch
-    concerned, where a shard is damaged.
+    ``dataset``: opened, or its path. ``graph``: operators as settings, or as dicts like those of a
+    configuration. ``k``: rows a cloud has ("dense" needs it) or may have ("ragged"); ``ratio`` shrinks it by
+    the step, to a multiple of ``multiple_of``. ``epochs``: None is endless. ``columns``: what to read beside
+    ``xyz``; None is all. ``threads``: for the work on samples, by default one a CPU, at most 4. ``meter``
+    counts the stages ``metrics.STREAM``.
+
+    Threads may share a loader, processes may not. Raises UsageError for arguments that do not fit, and
+    DataError, at the batch concerned, where a shard is damaged.
     """
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | str | Path,
         *,
         split: str = "train",
         global_batch: int,
@@ -61,7 +53,7 @@ class Loader:
         ratio: RatioSchedule | None = None,
         k: int | None = None,
         multiple_of: int = 1,
-        graph: Sequence[OperatorSettings] = (),
+        graph: Sequence[OperatorSettings | Mapping[str, Any]] = (),
         replica: int = 0,
         replicas: int = 1,
         form: Form = "dense",
@@ -72,25 +64,28 @@ class Loader:
         verify: Verify = "first",
         meter: Meter | None = None,
     ) -> None:
-        _one_of("feeder", feeder, ("inline",))
-        _one_of("engine", engine, ("auto", "threads"))
-        _one_of("form", form, ("dense", "ragged"))
-        _one_of("verify", verify, ("first", "always", "never"))
-        _at_least("global_batch", global_batch, 1)
-        _at_least("replicas", replicas, 1)
-        _at_least("multiple_of", multiple_of, 1)
-        _at_least("seed", seed, 0)
-        _at_least("replica", replica, 0)
-        for name, value in (("k", k), ("epochs", epochs), ("threads", threads)):
+        dataset = arguments.dataset(dataset)
+        operators = arguments.graph(graph)
+        arguments.split(split, dataset)
+        arguments.one_of("feeder", feeder, ("inline",))
+        arguments.one_of("engine", engine, ("auto", "threads"))
+        arguments.one_of("form", form, ("dense", "ragged"))
+        arguments.one_of("verify", verify, ("first", "always", "never"))
+        arguments.whole_number("global_batch", global_batch, 1)
+        arguments.whole_number("replicas", replicas, 1)
+        arguments.whole_number("multiple_of", multiple_of, 1)
+        arguments.whole_number("seed", seed, 0)
+        arguments.whole_number("replica", replica, 0)
+        for name, value in (("epochs", epochs), ("threads", threads)):
             if value is not None:
-                _at_least(name, value, 1)
+                arguments.whole_number(name, value, 1)
+        arguments.row_limit(k)
+        arguments.ratio(ratio)
+        arguments.columns(columns)
         if replica >= replicas:
             raise UsageError("loader.replica", f"{replica} of {replicas} replicas", "count from 0")
         if k is None and (form == "dense" or ratio is not None):
             raise UsageError("loader.k", "is missing", "a dense batch and a ratio need the number of rows")
-        if split not in dataset.splits:
-            known = ", ".join(dataset.splits)
-            raise UsageError("loader.split", f"no split '{split}' in {dataset.path}", f"it has {known}")
         starts, sizes = shards_of(dataset.splits[split], dataset.shard)
         if not sizes.sum():
             raise DataError(
@@ -106,14 +101,14 @@ class Loader:
             ratio=ratio,
             k=k,
             multiple_of=multiple_of,
-            graph=[operator.model_dump(mode="json") for operator in graph],
+            graph=[operator.model_dump(mode="json") for operator in operators],
         )
-        self._meter = meter or Meter(STREAM)
+        self._meter = arguments.meter(meter)
         self._batches = Batches(
             dataset,
             self._plan,
             k=k,
-            graph=graph,
+            graph=operators,
             replica=replica,
             replicas=replicas,
             form=form,
@@ -124,6 +119,8 @@ class Loader:
         )
         self._cursor = Cursor()  # of the last batch yielded
         self._ahead = ReadAhead(self._batches, self._plan, epochs, self._meter)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._closed = False
 
     @property
@@ -141,18 +138,34 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch. An error leaves the loader before the batch concerned."""
-        if self._closed:
-            raise UsageError("loader", "is closed", "make a new one")
+        """The next batch. An error or an interrupt leaves the loader before the batch concerned.
+
+        Threads that share a loader share its batches: each is given to one of them.
+        """
+        self._refuse_other_process()
+        before, after = self._cursor, None
         try:
-            batch = self._ahead.take()
-        except BaseException:  # an interrupt too: the batch it cost is made again
-            self._ahead.restart(self._cursor)
+            with self._lock:
+                before = self._cursor
+                batch = self._taken(before)
+                with self._meter.time("stream.deliver"):
+                    after = self._plan.after(before)
+                self._cursor = after
+            return batch
+        except BaseException:
+            if self._cursor is after:  # counted, but not given to the caller
+                self._cursor = before
+            raise
+
+    def _taken(self, cursor: Cursor) -> Batch:
+        self._refuse_closed()
+        try:
+            batch = self._ahead.take(cursor)
+        except Exception:
+            self._refuse_closed()  # what stopped threads raise says nothing
             raise
         if batch is None:
             raise StopIteration
-        with self._meter.time("stream.deliver"):
-            self._cursor = self._plan.after(self._cursor)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,16 +177,28 @@ class Loader:
 
         Raises UsageError naming what differs where they are of another dataset, plan or version.
         """
-        if self._closed:
-            raise UsageError("loader", "is closed", "make a new one")
-        self._cursor = state.load(self._plan, values)
-        self._ahead.restart(self._cursor)
+        self._refuse_other_process()
+        with self._lock:
+            self._refuse_closed()
+            self._cursor = state.load(self._plan, values)
 
     def close(self) -> None:
-        """End the threads and close the shards; may be called again."""
+        """End the threads and close the shards; may be called again, and from any thread."""
         if not self._closed:
             self._closed = True
-            self._ahead.close()
+            if os.getpid() == self._pid:
+                self._ahead.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise UsageError("loader", "was closed", "make a new one")
+
+    def _refuse_other_process(self) -> None:
+        if os.getpid() != self._pid:  # threads do not cross a fork: a batch would never come
+            raise UsageError("loader", "was opened in another process", "open a Loader in each process")
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("loader", "cannot be copied or sent", "open a Loader in each process")
 
     def __enter__(self) -> Self:
         return self
@@ -182,15 +207,3 @@ class Loader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(
-            f"loader.{name}", f"'{value}' is not available", f"use {' or '.join(map(repr, known))}"
-        )
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"loader.{name}", f"is {value!r}", f"give a whole number of at least {least}")

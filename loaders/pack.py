@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,10 +65,7 @@ def dense(
     ``order`` the k rows are sorted along a curve, and column ``transposed`` int64 (places, k) sorts them
     along its transpose (Wu et al., Point Transformer V3, 2024).
     """
-    columns: Columns = {}
-    for name, field in fields.items():
-        flat = field.empty(places * k)
-        columns[name] = flat.reshape(places, k, *flat.shape[1:])
+    columns = {name: _by_cloud(field.empty(places * k), k) for name, field in fields.items()}
     mask = np.zeros((places, k), np.bool_)
     if order:
         columns["transposed"] = np.empty((places, k), np.int64)
@@ -95,8 +92,22 @@ def dense(
             else:
                 np.take(values, index, axis=0, out=columns[name][i], mode="clip")
 
-    threads.each(fill, places)
+    threads.each(fill, places, None if order else sum(values.nbytes for values in columns.values()))
     return columns, mask
+
+
+def completed(flat: Columns, sizes: NDArray[np.int64], k: int) -> tuple[Columns, NDArray[np.bool_]]:
+    """As `dense`, for clouds that lie in columns (places * k, ...): ``sizes[i]`` rows from row i * k on."""
+    columns = {name: _by_cloud(values, k) for name, values in flat.items()}
+    for i in np.flatnonzero(sizes < k):
+        n = int(sizes[i])
+        for values in columns.values():
+            values[i, n:] = values[i, np.arange(n, k) % n] if n else 0
+    return columns, np.arange(k) < sizes[:, None]
+
+
+def _by_cloud(flat: NDArray[Any], k: int) -> NDArray[Any]:
+    return flat.reshape(-1, k, *flat.shape[1:])
 
 
 def ragged(
@@ -111,5 +122,5 @@ def ragged(
         for name, values in clouds[i].items():
             columns[name][offsets[i] : offsets[i + 1]] = values
 
-    threads.each(fill, len(clouds))
+    threads.each(fill, len(clouds), sum(values.nbytes for values in columns.values()))
     return columns, offsets

@@ -112,10 +112,11 @@ def _make_parts(
     meter: Meter,
 ) -> list[Part]:
     parts: list[Part] = []
-    for source in names:
+    for number, source in enumerate(names, 1):
         part = journal.finished(source, root / source)
         if part is None:
             part = _make_part(journal, root, source, settings, listed, meter)
+            log.info("%s: %d samples (file %d of %d)", source, len(part.samples), number, len(names))
         if parts:
             _check_columns(root / source, part, parts[0])
         parts.append(part)

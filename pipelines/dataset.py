@@ -59,6 +59,9 @@ class Dataset:
         self.block: NDArray[np.int64] = index["block"]
         self.positions: dict[str, NDArray[np.int64]] = {name: index[f"pos_{name}"] for name in self.schema}
 
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.path)!r}, {len(self)} samples, row order {self.row_order})"
+
     def __len__(self) -> int:
         return len(self.ids)
 

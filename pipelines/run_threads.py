@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from ..samplers.fields import Kind
 from .ops import TABLE, Call, Columns, Operator
 
+_LITTLE_BYTES = 1 << 22  # moved in less time than threads take to wake up and share the interpreter
+
 
 class Threads:
     """Up to ``threads`` threads that share the items of one piece of work at a time."""
@@ -19,17 +21,20 @@ class Threads:
         self._pool = ThreadPoolExecutor(threads, "tamis-sample") if threads > 1 else None
         self._stopped = threading.Event()
 
-    def each(self, work: Callable[[int], None], n: int) -> None:
-        """Call ``work(0)`` to ``work(n - 1)``, each once, in any order; raises what a call raised."""
+    def each(self, work: Callable[[int], None], n: int, moved_bytes: int | None = None) -> None:
+        """Call ``work(0)`` to ``work(n - 1)``, each once, in any order; raises what a call raised.
+
+        Work that only moves ``moved_bytes`` bytes is done on the calling thread where these are few.
+        """
         items = itertools.count()  # its next() is atomic: a thread takes an item when it is free
 
         def loop() -> None:
             while (item := next(items)) < n:
-                if self._stopped.is_set():
-                    raise RuntimeError("the threads were stopped while they worked")
+                self.go_on()
                 work(item)
 
-        if self._pool is None or n < 2:
+        little = moved_bytes is not None and moved_bytes < _LITTLE_BYTES
+        if self._pool is None or n < 2 or little:
             loop()
             return
         started = [self._pool.submit(loop) for _ in range(min(self._threads, n))]
@@ -40,6 +45,11 @@ class Threads:
     def stop(self) -> None:
         """Make the work that runs, and any that follows, end at its next item with an error."""
         self._stopped.set()
+
+    def go_on(self) -> None:
+        """Raise RuntimeError where `stop` was called."""
+        if self._stopped.is_set():
+            raise RuntimeError("the threads were stopped while they worked")
 
     def close(self) -> None:
         """End the threads; nothing may be in work."""

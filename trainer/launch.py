@@ -60,7 +60,7 @@ def train(settings: Settings, out: Path) -> dict[str, Any] | None:
 
 def prepare(settings: Settings, out: Path) -> bool:
     """Build the dataset and write the configuration, as far as that is not done. Is the run finished?"""
-    for left in (*out.glob(".*.tmp"), *out.glob(".predictions.arrow.*")):  # by a process that was killed
+    for left in {*out.glob(".*.tmp"), *out.glob(".predictions.arrow.*")}:  # by a process that was killed
         left.unlink()
     _check_same(settings, out)
     finished = _finished(settings, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from .relabel import relabel
 from .settings import Settings
 from .tasks import Segmentation, TaskState
 
+log = logging.getLogger(__name__)
+
 SUFFIXES = (".las", ".laz")
 
 
@@ -46,6 +49,7 @@ def predict(run: Path, file: Path, out: Path) -> str:
 
     label = settings.data.label
     found = np.array(las[label])
+    log.info("predicting %d points", len(found))
     for rows, columns, id in _samples(file, scan, settings.data):
         scores = predict_points(model, task, columns, settings.trainer, id, torch.device("cpu"))
         found[rows] = codes[scores.argmax(axis=1)]

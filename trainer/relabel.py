@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import laspy
 from numpy.typing import NDArray
 
 from ..files import atomic
+
+log = logging.getLogger(__name__)
 
 # Byte positions in the public header block (LAS 1.4 R15, table 3).
 _HEADER_BYTES, _VLR_COUNT = 94, 100
@@ -48,7 +51,9 @@ def _records(source: BinaryIO, start: int, count: int, extended: bool = False) -
     for _ in range(count):
         user, number, size, about = head.unpack(source.read(head.size))
         record = laspy.VLR(_text(user), number, _text(about), source.read(size))
-        if record.user_id not in ("laszip encoded", "copc"):
+        if record.user_id == "copc":
+            log.warning("the copy is no cloud-optimised file (COPC): the record of that is left out")
+        elif record.user_id != "laszip encoded":
             yield record
 
 

@@ -12,7 +12,10 @@ Axis = Literal["x", "y", "z"]
 
 
 class VoxelSettings(Model):
-    """One row for each occupied voxel of edge ``size``, in the coordinates' unit; columns merge by kind."""
+    """One row for each occupied voxel of edge ``size``, in the coordinates' unit; columns merge by kind.
+
+    The grid counts from the sample's origin.
+    """
 
     kind: Literal["voxel"] = "voxel"
     size: float = Field(gt=0)
@@ -47,11 +50,11 @@ class FlipSettings(Model):
 
 
 class ScaleSettings(Model):
-    """A factor uniform in [low, high) for the points."""
+    """A factor uniform in [low, high) for the points; the bounds keep float32 coordinates finite."""
 
     kind: Literal["scale"] = "scale"
-    low: float = Field(gt=0)
-    high: float = Field(gt=0)
+    low: float = Field(ge=1e-6, le=1e6)
+    high: float = Field(ge=1e-6, le=1e6)
 
     @model_validator(mode="after")
     def _ordered(self) -> ScaleSettings:

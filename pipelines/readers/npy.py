@@ -52,9 +52,12 @@ def _structured(path: Path, array: NDArray[Any]) -> Scan:
     names = array.dtype.names or ()
     if array.ndim != 1:
         raise DataError(path, f"has structured rows of shape {array.shape}", "store one row a point, (n,)")
+    if "xyz" in names and array["xyz"].shape[1:] == (3,) and _is_number(array["xyz"].dtype):
+        return Scan(array["xyz"].astype(np.float64), {name: array[name] for name in names if name != "xyz"})
     missing = [axis for axis in "xyz" if axis not in names]
     if missing:
-        raise DataError(path, f"has no field '{missing[0]}' among {', '.join(names)}", "name x, y and z")
+        cause = f"has no field '{missing[0]}' among {', '.join(names)}"
+        raise DataError(path, cause, "store fields x, y and z, or one field xyz of three numbers")
     axes = [array[axis] for axis in "xyz"]
     for axis, values in zip("xyz", axes, strict=True):
         if values.ndim != 1 or not _is_number(values.dtype):

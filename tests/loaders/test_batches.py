@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tamis.errors import UsageError
-from tamis.loaders.loader import Loader
+from tamis.loaders.batches import Batches
+from tamis.loaders.loader import Batch, Loader
 from tamis.metrics import STREAM, Meter, stage_rows
 from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.ops import (
@@ -46,6 +49,40 @@ def test_d03_dense_batches_mask_repeated_rows(make: Make) -> None:
         batch = next(made)
     assert batch.offsets is not None
     assert np.diff(batch.offsets).tolist() == [sizes[int(i)] for i in batch.ids]
+
+
+@pytest.mark.parametrize("row_order", ["farthest", "random", "source"])
+@pytest.mark.parametrize("verify", ["first", "always", "never"])
+@pytest.mark.parametrize(
+    "changes", [{"k": 256}, {"k": 100}, {"k": 256, "form": "ragged"}, {"form": "ragged"}], ids=str
+)
+def test_a_batch_that_is_read_in_place_is_the_one_that_is_packed(
+    make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], row_order: str, verify: str
+) -> None:
+    data = make([300, 40, 600, 0, 1, 257, 513], row_order, per_shard=2)
+
+    def read() -> list[Batch]:
+        parts = []
+        for replica in range(2):
+            arguments = {**changes, "replica": replica, "replicas": 2, "verify": verify}
+            with Loader(data, global_batch=3, epochs=2, **arguments) as made:
+                parts += list(made)
+        return parts
+
+    found = read()
+    monkeypatch.setattr(Batches, "_read_packed", packed)
+    for a, b in zip(found, read(), strict=True):
+        assert (a.step, a.epoch, a.k, a.ids.tolist()) == (b.step, b.epoch, b.k, b.ids.tolist())
+        arrays, wanted = a.torch(), b.torch()
+        assert list(arrays) == list(wanted)
+        for name, values in wanted.items():
+            assert arrays[name].dtype == values.dtype
+            assert torch.equal(arrays[name], values)
+
+
+def packed(self: Batches, rows: Any, first: Any, stop: Any, places: int, batch: Any) -> Any:
+    """The way of a batch that operators touch, with none."""
+    return self._packed(self._fetcher.fetch(rows, first, stop), places, batch)
 
 
 def test_a_stored_farthest_order_gives_farthest_points_by_a_prefix(make: Make) -> None:

@@ -74,6 +74,44 @@ def test_fetch_equals_slices_of_the_mapped_file(some: Dataset, data: st.DataObje
     reads.close()
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), verify=st.sampled_from(["first", "always", "never"]), whole_blocks=st.booleans())
+def test_rows_are_read_to_their_place_and_nowhere_else(
+    some: Dataset, data: st.DataObject, verify: Verify, whole_blocks: bool
+) -> None:
+    reads = fetcher(some, verify)
+    for _ in range(2):
+        rows = data.draw(st.lists(st.integers(0, len(some.ids) - 1), max_size=6))
+        cuts = [sorted(data.draw(st.tuples(*[st.integers(0, int(some.rows[r]))] * 2))) for r in rows]
+        if whole_blocks:
+            cuts = [[a // 256 * 256, int(some.rows[r])] for r, (a, _) in zip(rows, cuts, strict=True)]
+        first, stop = ints(*[a for a, _ in cuts]), ints(*[b for _, b in cuts])
+        at = np.cumsum(stop - first + 1) - (stop - first)  # a row between each two that nobody may touch
+        found = {name: field.empty(int((stop - first + 1).sum()) + 1) for name, field in some.schema.items()}
+        for values in found.values():
+            values[...] = 77
+        want = {name: values.copy() for name, values in found.items()}
+        for name, values in want.items():
+            for row, start, (a, b) in zip(rows, at, cuts, strict=True):
+                values[start : start + b - a] = mapped(some, name, row, a, b)
+        reads.fetch_into(found, at, ints(*rows), first, stop)
+        assert all(np.array_equal(found[name], want[name]) for name in want)
+    reads.close()
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_what_is_read_to_its_place_is_checked_there(make: Make, verify: Verify) -> None:
+    some = make([700, 900, 300], per_shard=2)
+    path, offset = damage(some, "intensity", 1, 600)
+    reads = fetcher(some, verify, ["xyz", "intensity"])
+    columns = {name: some.schema[name].empty(1700) for name in ("xyz", "intensity")}
+    for _ in range(2):  # what failed does not count as checked
+        with pytest.raises(DataError, match=f"block at offset {offset} .*column intensity") as caught:
+            reads.fetch_into(columns, ints(0, 700), ints(0, 1), ints(0, 0), ints(700, 900))
+        assert caught.value.where == str(path)
+    reads.close()
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", ["xyz", "intensity"])
 def test_a_damaged_block_is_named_with_shard_and_offset(make: Make, threads: int, name: str) -> None:

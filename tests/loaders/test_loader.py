@@ -11,6 +11,7 @@ import pytest
 
 from tamis.errors import DataError, UsageError
 from tamis.loaders.loader import Batch, Loader, LoaderSettings
+from tamis.metrics import Meter
 from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.ops import (
     FlipSettings,
@@ -224,6 +225,25 @@ def test_the_end_of_the_last_epoch_is_the_end(make: Make) -> None:
         ({"epochs": -1}, "loader.epochs: is -1"),
         ({"split": "dev"}, "no split 'dev' .* it has train"),
         ({"form": "ragged"}, "serialise needs clouds of equal length"),
+        ({"form": ["dense"]}, "loader.form: '.*' is not available"),
+        ({"global_batch": True}, "loader.global_batch: is True"),
+        ({"k": "5"}, "loader.k: is '5'; give a whole number of at least 1"),
+        ({"k": 10**30}, "loader.k: is 1.*; give a whole number of at least 1 and at most"),
+        ({"split": []}, "no split .* it has train"),
+        ({"ratio": 0.5}, "loader.ratio: is 0.5; give a RatioSchedule"),
+        ({"meter": 3}, "loader.meter: is 3; give Meter"),
+        ({"meter": Meter(["read"])}, "loader.meter: is .*; give Meter"),
+        ({"columns": "xyz"}, "loader.columns: is 'xyz'; give a list of names"),
+        ({"columns": [3]}, "loader.columns: is .3.; give a list of names"),
+        ({"graph": None}, "loader.graph: is None; give a list of operators"),
+        ({"graph": RotateSettings()}, "loader.graph: is .*; give a list of operators"),
+        ({"graph": {"kind": "rotate"}}, "loader.graph: is .*; give a list of operators"),
+        ({"graph": ["rotate"]}, "loader.graph.0: is 'rotate'; give an operator, such as"),
+        ({"graph": [RotateSettings(), {1: 2}]}, "loader.graph.1: is {1: 2}; give an operator"),
+        ({"graph": [{"kind": "warp"}]}, "loader: key 'graph.0': .*'warp'"),
+        ({"graph": [RotateSettings(), {"kind": "rotate", "degrees": 400}]}, "key 'graph.1.degrees': .*360"),
+        ({"graph": [{"kind": "scale", "low": 1, "high": np.inf}]}, "key 'graph.0.high': .*finite"),
+        ({"graph": [{"kind": "voxel", "sise": 1}]}, "graph.0.*; "),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_in_one_line(
@@ -234,6 +254,22 @@ def test_arguments_that_do_not_fit_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_no_dataset_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"loader.dataset: is 3; give a Dataset or its path"):
+        loader(3)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="no such dataset"):
+        loader("nowhere")  # type: ignore[arg-type]
+
+
+def test_a_path_and_plain_dicts_say_the_same_as_objects(make: Make) -> None:
+    data = make(SIZES)
+    plain = [operator.model_dump(mode="json") for operator in GRAPH]
+    whole = read(data, steps=2)
+    assert read(data, steps=2, graph=[GRAPH[0], *plain[1:]]) == whole
+    assert read(data.path, steps=2, graph=plain) == whole  # type: ignore[arg-type]
+    assert read(str(data.path.parent), steps=2, graph=tuple(plain)) == whole  # type: ignore[arg-type]
+
+
 def test_settings_are_strict() -> None:
     assert LoaderSettings().feeder == "inline"
     assert LoaderSettings.model_validate_json('{"graph": [{"kind": "rotate"}]}').graph == (RotateSettings(),)
@@ -242,6 +278,10 @@ def test_settings_are_strict() -> None:
         '{"engine": "dali"}',
         '{"batch": 0}',
         '{"graph": [{"kind": "warp"}]}',
+        '{"graph": [{"kind": "voxel", "size": Infinity}]}',
+        '{"graph": [{"kind": "serialise", "cell": Infinity}]}',
+        '{"graph": [{"kind": "rotate", "degrees": NaN}]}',
+        '{"ratio": {"start": Infinity}}',
     ):
         with pytest.raises(ValueError):
             LoaderSettings.model_validate_json(wrong)

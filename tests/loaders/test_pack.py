@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tamis.loaders.pack import Batch, dense, ragged
+from tamis.loaders.pack import Batch, completed, dense, ragged
 from tamis.pipelines.ops import Columns, SerialiseSettings
 from tamis.pipelines.records import Field
 from tamis.pipelines.run_threads import Threads
@@ -37,6 +37,22 @@ def test_d03_dense_clouds_of_any_size_repeat_rows_with_mask_0() -> None:
     assert np.array_equal(columns["xyz"][2][:3], cloud(3)["xyz"])
     assert not columns["xyz"][[0, 4]].any()
     assert {name: c.dtype for name, c in columns.items()} == {name: f.dtype for name, f in FIELDS.items()}
+
+
+def test_clouds_that_lie_in_place_are_completed_as_others_are_packed() -> None:
+    clouds = [cloud(n, seed=n) for n in (0, 1, 3, 7, 5)]
+    flat = {name: field.empty(6 * 7) for name, field in FIELDS.items()}
+    for name, values in flat.items():
+        values[...] = 77
+        for i, one in enumerate(clouds):
+            values[i * 7 : i * 7 + len(one[name])] = one[name]
+    columns, mask = completed(flat, np.array([0, 1, 3, 7, 5, 0]), 7)
+    want, wanted = dense(clouds, FIELDS, 6, 7, None, Threads(1))
+    assert np.array_equal(mask, wanted)
+    assert mask.dtype == wanted.dtype
+    for name, values in want.items():
+        assert np.array_equal(columns[name], values)
+        assert columns[name].shape == values.shape
 
 
 def test_d03_ragged_clouds_of_any_size() -> None:

@@ -19,6 +19,7 @@ from tamis.pipelines.ops import (
     RotateSettings,
     ScaleSettings,
     SerialiseSettings,
+    VoxelSettings,
 )
 from tamis.samplers.fields import Kind
 
@@ -112,10 +113,15 @@ def test_scale_multiplies_points_only(key: int, low: float, high: float) -> None
     ("model", "values", "says"),
     [
         (ScaleSettings, {"low": 2.0, "high": 1.0}, "low 2.0 is above high 1.0"),
-        (ScaleSettings, {"low": 0.0, "high": 1.0}, "greater than 0"),
+        (ScaleSettings, {"low": 0.0, "high": 1.0}, "greater than or equal to 0.000001"),
         (RotateSettings, {"axis": "w"}, "'x', 'y' or 'z'"),
         (RotateSettings, {"degrees": 400.0}, "less than or equal to 360"),
         (SerialiseSettings, {"cell": -1.0}, "greater than 0"),
+        (SerialiseSettings, {"cell": np.inf}, "finite"),
+        (VoxelSettings, {"size": np.inf}, "finite"),
+        (ScaleSettings, {"low": 1.0, "high": np.inf}, "finite"),
+        (ScaleSettings, {"low": 1.0, "high": 1e39}, "less than or equal to 1000000"),
+        (ScaleSettings, {"low": 1e-300, "high": 1.0}, "greater than or equal to 0.000001"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(model: Any, values: dict[str, Any], says: str) -> None:

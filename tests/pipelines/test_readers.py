@@ -216,6 +216,15 @@ def test_v16_fields_become_storable(tmp_path: Path) -> None:
     }
 
 
+def test_one_field_may_hold_all_coordinates(tmp_path: Path) -> None:
+    array = np.zeros(4, [("cls", "u1"), ("xyz", "f4", 3)])
+    array["xyz"], array["cls"] = np.arange(12).reshape(4, 3), [1, 2, 3, 4]
+    np.save(tmp_path / "a.npy", array)
+    scan = read(tmp_path / "a.npy")
+    assert scan.xyz.tolist() == np.arange(12.0).reshape(4, 3).tolist()
+    assert {name: values.tolist() for name, values in scan.fields.items()} == {"cls": [1, 2, 3, 4]}
+
+
 def test_more_columns_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(10, dtype=np.float32).reshape(2, 5))
     scan = read(tmp_path / "a.npy")

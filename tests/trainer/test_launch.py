@@ -93,6 +93,32 @@ def test_only_the_number_of_steps_may_rise(run_settings: Make, scan: Path, tmp_p
     assert "steps = 4" in (out / "config.toml").read_text()
 
 
+def test_before_the_first_checkpoint_anything_may_be_corrected(
+    run_settings: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings()
+    wrong = settings.model_copy(update={"model": settings.model.model_copy(update={"features": ("rgb",)})})
+    with pytest.raises(DataError, match="'rgb'"):
+        train(wrong, tmp_path / "run")
+    assert train(settings, tmp_path / "run") is not None
+
+
+def test_a_damaged_report_is_named(run_settings: Make, tmp_path: Path) -> None:
+    train(run_settings(), tmp_path / "run")
+    (tmp_path / "run" / "report.json").write_text("{")
+    with pytest.raises(DataError, match=r"report.json: is damaged .*; remove it"):
+        train(run_settings(), tmp_path / "run")
+
+
+def test_what_a_killed_process_left_is_removed(run_settings: Make, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in (".predictions.arrow.0", ".predictions.arrow.77.tmp", ".config.toml.8.tmp"):
+        (out / name).touch()
+    train(run_settings(), out)
+    assert not [p.name for p in out.iterdir() if p.name.startswith(".")]
+
+
 def test_the_raw_files_may_have_moved(run_settings: Make, scan: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     settings = run_settings(steps=1)

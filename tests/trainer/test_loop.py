@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 import torch
 
+from tamis.errors import DataError
 from tamis.loaders.loader import Batch
+from tamis.pipelines.build import build
 from tamis.pipelines.dataset import Dataset
 from tamis.trainer import checkpoint, loop
 from tamis.trainer.evaluate import evaluate
@@ -94,7 +96,7 @@ def test_steps_after_the_last_checkpoint_are_taken_again(
 def test_two_ranks_see_the_batches_of_one_and_learn_the_same(
     run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
 ) -> None:
-    """S14, T02: and a run of two ranks that is cut ends as one that is not, to the bit."""
+    """S14, T02: and a run of two ranks that is cut, at each kind of place, ends as one that is not."""
     settings = run_settings()
     go(settings, dataset, tmp_path / "one")
 
@@ -102,8 +104,10 @@ def test_two_ranks_see_the_batches_of_one_and_learn_the_same(
         go(settings, dataset, tmp_path / name, ranks, cuts)
 
     run_ranks(2, work, "two", ())
-    run_ranks(2, work, "cut", (2, 4))
-    assert_same_run(settings, dataset, tmp_path / "two", tmp_path / "cut")
+    for cuts in [(0,), (7,), (EPOCH,), (4, 5)]:
+        name = "two-" + "-".join(map(str, cuts))
+        run_ranks(2, work, name, cuts)
+        assert_same_run(settings, dataset, tmp_path / "two", tmp_path / name)
     for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         for key in ("step", "epoch", "k", "samples", "points", "crc", "lr"):
             assert one[key] == two[key], key
@@ -181,8 +185,6 @@ def test_the_report_says_how_the_run_went(run_settings: Make, dataset: Dataset, 
 def test_a_field_the_dataset_lacks_is_named(
     run_settings: Make, settings_of: Make, dataset: Dataset, tmp_path: Path
 ) -> None:
-    from tamis.errors import DataError
-
     settings = run_settings()
     model = settings.model.model_copy(update={"features": ("xy", "rgb")})
     with pytest.raises(DataError, match="has no field 'rgb'"):
@@ -204,3 +206,35 @@ def test_the_ratio_moves_k_in_whole_windows(run_settings: Make, dataset: Dataset
     assert all(k % 8 == 0 for k in ks)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert [level["k"] for level in report["levels"]] == sorted(set(ks))
+
+
+def test_what_training_measured_survives_a_kill_during_evaluation(
+    run_settings: Make, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "evaluate", killed)
+        with pytest.raises(Cut):
+            loop.run(run_settings(), dataset, tmp_path, ALONE, 0.0)
+    assert not (tmp_path / "report.json").exists()
+    loop.run(run_settings(), dataset, tmp_path, ALONE, 0.0)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert "train.step" in {row["stage"] for row in report["stages"]}
+    assert report["train_wall_s"] > 0
+    assert report["limiting_stage"]
+
+
+def test_nothing_to_learn_from_is_refused(settings_of: Make, run_settings: Make, tmp_path: Path) -> None:
+    data = run_settings().data.model_copy(update={"classes": {"water": [9]}})
+    settings = run_settings().model_copy(update={"data": data})
+    with pytest.raises(DataError, match="no training point has a class"):
+        loop.run(settings, build(data, tmp_path), tmp_path, ALONE, 0.0)
+
+
+def test_weights_that_broke_are_never_kept(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
+    """The loss was finite still; the update that followed was not."""
+    with pytest.raises(DataError, match=r"step 0: .*not finite"):
+        loop.run(run_settings(steps=1, lr=1e38, warmup=0.0), dataset, tmp_path, ALONE, 0.0)
+    assert checkpoint.complete(tmp_path / "checkpoints") == []

@@ -145,7 +145,10 @@ def test_a_code_that_has_no_room_is_refused(run: Path, scan: Path, tmp_path: Pat
     "name",
     ["laspy_append-bug.laz", "laspy_extrabytes.las", "laspy_vegetation_1_3.las", "laspy_simple.copc.laz"],
 )
-def test_real_files_keep_their_fields(run: Path, data_folder: Path, tmp_path: Path, name: str) -> None:
+def test_real_files_keep_their_fields(
+    run: Path, data_folder: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     file = data_folder / "reader" / name
     predict(run, file, tmp_path / "out.laz")
     assert_same_but_the_class(tmp_path / "out.laz", file)
+    assert ("is no cloud-optimised file" in caplog.text) == (".copc." in name)

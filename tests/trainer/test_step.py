@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tamis.errors import DataError
+from tamis.errors import DataError, UsageError
 from tamis.loaders.loader import Batch
 from tamis.metrics import TRAIN, Meter
 from tamis.trainer.parallel.data import Ranks
@@ -154,3 +154,15 @@ def test_the_tally_is_added_up_over_ranks(run_ranks: Make, new_learner: Make, ne
         return train_step(new_learner(ranks), new_batch(0), Meter(TRAIN), tally=(2**32 - 1, ranks.rank)).tally
 
     assert run_ranks(2, work) == [(2**33 - 2, 1)] * 2
+
+
+def test_what_the_first_rank_refuses_all_refuse(run_ranks: Make) -> None:
+    def work(ranks: Ranks) -> Any:
+        def fail() -> None:
+            raise UsageError("here", "cannot be", "do not")
+
+        with pytest.raises(UsageError) as caught:
+            ranks.first(fail)
+        return str(caught.value), ranks.first(lambda: ranks.rank)
+
+    assert run_ranks(2, work) == [("here: cannot be; do not", 0)] * 2
