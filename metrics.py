@@ -7,6 +7,7 @@ output has no room; what it does in neither is time it did not have to spend.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ class Meter:
     def busy(self, stage: str, seconds: float, *, items: int = 1) -> None:
         """Count one piece of work that took ``seconds``."""
         self.add(stage, items=items, busy_s=seconds)
-        step = int(np.clip(_STEPS * np.log2(max(seconds, 1e-6) / 1e-6), 0, _STEPS * _OCTAVES - 1))
+        step = min(int(_STEPS * math.log2(max(seconds, 1e-6) / 1e-6)), _STEPS * _OCTAVES - 1)
         self.table[self.stages.index(stage), len(FIGURES) + step] += 1
 
     def add(self, stage: str, **figures: float) -> None:

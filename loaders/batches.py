@@ -15,6 +15,7 @@ from ..metrics import Meter
 from ..pipelines.dataset import Dataset
 from ..pipelines.ops import Columns, Operator, OperatorSettings, resolve
 from ..pipelines.ops.rows import count
+from ..pipelines.records import IGNORED
 from ..pipelines.run_threads import Threads, run
 from ..samplers import draw
 from ..samplers.fields import Kind
@@ -53,6 +54,7 @@ class Batches:
             graph, row_order=dataset.row_order, k=k, dense=form == "dense", fields=self._fields
         )
         self._lock = threading.Lock()  # the fetcher's buffer and the threads serve one batch
+        self._labelled = bool(dataset.classes) and "label" in names
         self._threads = Threads(threads)
         self._fetcher = Fetcher(dataset, names, verify, self._threads)
 
@@ -90,6 +92,8 @@ class Batches:
             columns, mask, offsets = self._packed(clouds, places, whole)
         else:
             columns, mask, offsets = self._read_packed(rows, first, stop, places, whole)
+        if mask is not None and self._labelled:
+            columns["label"][~mask] = IGNORED  # so that a loss which knows no mask learns from no padding
         self._meter.add("stream.pack", bytes=sum(c.nbytes for c in columns.values()))
         padded = np.zeros(places, np.uint64)
         padded[: len(ids)] = ids

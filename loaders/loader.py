@@ -121,7 +121,7 @@ class Loader:
         self._ahead = ReadAhead(self._batches, self._plan, epochs, self._meter)
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = self._ended = False
 
     @property
     def batches_per_epoch(self) -> int:
@@ -134,7 +134,9 @@ class Loader:
         return self._plan.samples
 
     def __iter__(self) -> Self:
-        """The loader itself: iteration goes on where it was."""
+        """The loader itself: iteration goes on where it was. UsageError where it has ended before."""
+        if self._ended:
+            raise UsageError("loader", "has given all its epochs", "make a new one, or leave `epochs` out")
         return self
 
     def __next__(self) -> Batch:
@@ -165,6 +167,7 @@ class Loader:
             self._refuse_closed()  # what stopped threads raise says nothing
             raise
         if batch is None:
+            self._ended = True
             raise StopIteration
         return batch
 
@@ -181,6 +184,7 @@ class Loader:
         with self._lock:
             self._refuse_closed()
             self._cursor = state.load(self._plan, values)
+            self._ended = False
 
     def close(self) -> None:
         """End the threads and close the shards; may be called again, and from any thread."""

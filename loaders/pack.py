@@ -26,8 +26,9 @@ class Batch:
 
     ``step``: global batches before this one. ``ids`` uint64 (b,), 0 where ``weight`` float32 (b,) is 0: a
     place without a sample, so that all replicas have the same b. Dense: columns (b, k, ...) and ``mask`` bool
-    (b, k), False on repeated rows. Ragged: columns (n, ...), cloud i in rows ``offsets[i]`` to
-    ``offsets[i + 1]`` of int64 (b + 1,). ``k`` is 0 where nothing limits the rows.
+    (b, k), False on repeated rows; ``label``, where the dataset has classes, is -1 there. Ragged: columns
+    (n, ...), cloud i in rows ``offsets[i]`` to ``offsets[i + 1]`` of int64 (b + 1,). ``k`` is 0 where
+    nothing limits the rows.
     """
 
     step: int

@@ -106,7 +106,7 @@ def test_the_meter_counts_every_stage(make: Make, wait_until: Wait) -> None:
         wait_until(lambda: made._ahead._last.done())  # type: ignore[union-attr]
         time.sleep(0.05)
         rest = list(made)
-        list(made)
+        assert next(made, None) is None
     assert len(rest) == 1
     rows = {row["stage"]: row for row in stage_rows(STREAM, meter.table[None], 1.0)}
     assert [rows[stage]["items"] for stage in STREAM] == [4, 4, 4, 2]

@@ -285,3 +285,27 @@ def test_settings_are_strict() -> None:
     ):
         with pytest.raises(ValueError):
             LoaderSettings.model_validate_json(wrong)
+
+
+@pytest.mark.parametrize("graph", [[], [{"kind": "rotate"}, {"kind": "serialise", "cell": 1.0}]])
+def test_padding_is_labelled_as_what_counts_for_nothing(make: Make, graph: list[Any]) -> None:
+    """A loss that ignores -1 and knows neither mask nor weight learns from no row that is not there."""
+    data = make([50, 0, 200, 10, 100])
+    with Loader(data, global_batch=4, k=64, epochs=1, graph=graph, replicas=3, replica=1) as loader:
+        batches = list(loader)
+    for batch in batches:
+        assert batch.mask is not None
+        assert (batch.columns["label"][~batch.mask] == -1).all()
+        assert not batch.mask[batch.weight == 0].any()
+    assert any(not batch.mask.all() for batch in batches if batch.mask is not None)
+    assert any((batch.columns["label"] >= 0).any() for batch in batches)
+
+
+def test_an_ended_loader_says_so_when_it_is_asked_again(make: Make) -> None:
+    with Loader(make([30, 30]), global_batch=1, k=16, epochs=1) as loader:
+        assert len(list(loader)) == 2
+        with pytest.raises(UsageError, match="has given all its epochs"):
+            list(loader)
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert list(loader) == []  # resumed at the end: nothing is left, as it should be
