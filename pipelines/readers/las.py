@@ -94,7 +94,7 @@ def _check_count(path: Path, file: BinaryIO, header: laspy.LasHeader) -> None:
         held = max(file.seek(0, 2) - start, 0) // header.point_format.size
     file.seek(position)
     if promised > held:
-        raise _too_few(path, promised, held)
+        raise _too_few(path, promised, held, "at most " if header.are_points_compressed else "")
 
 
 def _check_chunks(path: Path, file: BinaryIO, start: int, point_bytes: int) -> None:
@@ -140,5 +140,5 @@ def _check_layers(
         at += size
 
 
-def _too_few(path: Path, promised: int, held: int) -> DataError:
-    return DataError(path, f"its header promises {promised} points, it holds {held}", "copy it again")
+def _too_few(path: Path, promised: int, held: int, bound: str = "") -> DataError:
+    return DataError(path, f"its header promises {promised} points, it holds {bound}{held}", "copy it again")
