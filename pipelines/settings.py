@@ -10,8 +10,6 @@ from ..config import ConfigPath, Model
 from .splits import Split
 from .tiles import TileSettings
 
-Coordinate = Annotated[float, Field(allow_inf_nan=False)]
-
 
 class DataSettings(Model):
     """What a dataset is made of.
@@ -28,7 +26,7 @@ class DataSettings(Model):
     files: list[str] = Field(default_factory=list)
     label: str = "classification"
     classes: dict[str, list[int]] = Field(default_factory=dict)
-    bounds: Annotated[list[Coordinate], Field(min_length=4, max_length=4)] | None = None
+    bounds: Annotated[list[float], Field(min_length=4, max_length=4)] | None = None
     tiles: TileSettings | None = None
     split: Split | None = None
     row_order: Literal["farthest", "random", "source"] = "farthest"

@@ -13,7 +13,7 @@ from ..config import Model
 from ..errors import DataError
 from .records import SPLITS
 
-Cut = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Cut = Annotated[float, Field(ge=0)]
 
 
 class FilesSplit(Model):

@@ -21,7 +21,7 @@ MOST = 2**30
 OVERLAP = 100
 """Most strides in a size: a point is in up to the square of this many samples."""
 
-Length = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Length = Annotated[float, Field(gt=0)]
 
 
 class TileSettings(Model):

@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from ..files import atomic
 from ..pipelines.dataset import Dataset
+from ..pipelines.records import IGNORED
 from ..samplers.curve import serialise
 from ..samplers.random import random
 from .parallel.data import Ranks
 from .settings import TrainerSettings
 from .step import Learner
-from .tasks import IGNORED, Columns, Segmentation
+from .tasks import Columns, Segmentation
 
 log = logging.getLogger(__name__)
 

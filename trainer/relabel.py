@@ -12,14 +12,13 @@ import laspy
 from numpy.typing import NDArray
 
 from ..files import atomic
+from ..pipelines.readers.las import EVLR_AT, EVLR_COUNT, HEADER_SIZE, VLR_COUNT
 
 log = logging.getLogger(__name__)
 
 # Byte positions in the public header block (LAS 1.4 R15, table 3).
-_HEADER_BYTES, _VLR_COUNT = 94, 100
 _COUNTS = (107, 24)  # the number of points as LAS 1.0 to 1.3 count them
 _BOUNDS = (179, 48)
-_EVLR_AT, _EVLR_COUNT = 235, 243
 
 
 def relabel(file: Path, las: laspy.LasData, field: str, values: NDArray[Any], out: Path) -> None:
@@ -31,11 +30,9 @@ def relabel(file: Path, las: laspy.LasData, field: str, values: NDArray[Any], ou
     """
     las[field] = values
     with file.open("rb") as source, atomic(out) as temporary, temporary.open("wb+") as stream:
-        las.header.vlrs[:] = _records(
-            source, _number(source, _HEADER_BYTES, 2), _number(source, _VLR_COUNT, 4)
-        )
+        las.header.vlrs[:] = _records(source, _number(source, HEADER_SIZE, 2), _number(source, VLR_COUNT, 4))
         if las.evlrs is not None:
-            first, count = _number(source, _EVLR_AT, 8), _number(source, _EVLR_COUNT, 4)
+            first, count = _number(source, EVLR_AT, 8), _number(source, EVLR_COUNT, 4)
             las.evlrs[:] = _records(source, first, count, extended=True)
         las.write(stream, do_compress=out.suffix.lower() == ".laz")
         for place, size in (_COUNTS, _BOUNDS):

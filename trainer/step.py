@@ -50,7 +50,7 @@ def train_step(learner: Learner, batch: Batch, meter: Meter, tally: tuple[int, .
     Raises DataError, on all ranks, where the loss or a gradient is not finite.
     """
     task, ranks, device = learner.task, learner.ranks, learner.ranks.device
-    reseed(learner.settings.seed, batch.step)
+    reseed(learner.settings.seed, batch.step, device)
     assert batch.mask is not None, "the trainer reads dense batches"
     with meter.time("train.h2d"):
         inputs = task.inputs(batch.columns, batch.mask, device)
@@ -79,9 +79,13 @@ def train_step(learner: Learner, batch: Batch, meter: Meter, tally: tuple[int, .
     return Outcome(mean, norm, rate, points, tuple(tallied))
 
 
-def reseed(seed: int, step: int) -> None:
+def reseed(seed: int, step: int, device: torch.device) -> None:
     """Make torch's draws a function of the step, so that no generator's state needs to be kept."""
-    torch.manual_seed(draw.key(seed, "step", step))
+    # Not torch.manual_seed: for the devices that are not there it takes a stack trace, every step.
+    key = draw.key(seed, "step", step)
+    torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(key)
 
 
 def refuse_broken(learner: Learner, step: int) -> None:

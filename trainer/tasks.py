@@ -14,9 +14,9 @@ from torch.nn import functional
 from ..config import Model
 from ..errors import DataError
 from ..pipelines.dataset import Dataset
+from ..pipelines.records import IGNORED
 from .settings import FIELDS, Feature, ModelSettings
 
-IGNORED = -1
 _WIDTHS: dict[Feature, int] = {"xy": 2, "z": 1, "intensity": 1, "returns": 2, "rgb": 3}
 _BRIGHTNESS: tuple[Feature, ...] = ("intensity", "rgb")
 

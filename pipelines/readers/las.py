@@ -14,7 +14,7 @@ from ...errors import DataError
 from . import Scan
 
 # Byte positions in the public header block (LAS 1.4 R15, table 3).
-_HEADER_SIZE, _POINTS_AT, _VLR_COUNT, _EVLR_AT, _EVLR_COUNT = 94, 96, 100, 235, 243
+HEADER_SIZE, POINTS_AT, VLR_COUNT, EVLR_AT, EVLR_COUNT = 94, 96, 100, 235, 243
 _VLR_BYTES, _EVLR_BYTES, _EVLR_LENGTH = 54, 60, 20
 
 # Layers that LASzip cuts a chunk of each point format into, without one for every extra byte.
@@ -51,16 +51,16 @@ def _check_records(path: Path, file: BinaryIO) -> None:
     if len(head) < 227:
         raise DataError(path, f"is cut: {size} bytes are no LAS header", "copy it again")
     header, points_at = (
-        struct.unpack_from("<H", head, _HEADER_SIZE)[0],
-        struct.unpack_from("<I", head, _POINTS_AT)[0],
+        struct.unpack_from("<H", head, HEADER_SIZE)[0],
+        struct.unpack_from("<I", head, POINTS_AT)[0],
     )
-    records = struct.unpack_from("<I", head, _VLR_COUNT)[0]
+    records = struct.unpack_from("<I", head, VLR_COUNT)[0]
     if points_at > size or header + records * _VLR_BYTES > points_at:
         cause = f"is cut or damaged: {records} records end past byte {points_at} of {size}"
         raise DataError(path, cause, "copy it again")
     if head[25] >= 4 and len(head) == 375:
-        start = struct.unpack_from("<Q", head, _EVLR_AT)[0]
-        extended = struct.unpack_from("<I", head, _EVLR_COUNT)[0]
+        start = struct.unpack_from("<Q", head, EVLR_AT)[0]
+        extended = struct.unpack_from("<I", head, EVLR_COUNT)[0]
         if not _whole(file, start, extended, size):
             cause = f"is cut: its {extended} extended records end past byte {size}"
             raise DataError(path, cause, "copy it again")
