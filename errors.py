@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 
 
@@ -17,6 +18,10 @@ class TamisError(Exception):
 
     def __reduce__(self) -> tuple[type[TamisError], tuple[str, str, str]]:
         return type(self), (self.where, self.cause, self.fix)  # so that it crosses processes whole
+
+    def plain(self) -> dict[str, str]:
+        """The error as plain values, for JSON."""
+        return {"kind": type(self).__name__, "where": self.where, "cause": self.cause, "fix": self.fix}
 
 
 class DataError(TamisError):
@@ -35,3 +40,9 @@ class UsageError(TamisError, ValueError):
     """A call or a configuration that cannot be carried out. The command line exits with 2."""
 
     exit_code = 2
+
+
+def from_plain(values: Mapping[str, str]) -> TamisError:
+    """The error that `TamisError.plain` made plain."""
+    kind = UsageError if values["kind"] == UsageError.__name__ else DataError
+    return kind(values["where"], values["cause"], values["fix"])

@@ -20,7 +20,8 @@ FIGURES = ("items", "points_in", "points_out", "bytes", "busy_s", "wait_in_s", "
 # Durations are kept as counts on a logarithmic scale: 8 steps an octave from 1 us, so that the tables of
 # many workers merge by adding and a percentile is right to 5 %.
 _STEPS, _OCTAVES = 8, 32
-_WIDTH = len(FIGURES) + _STEPS * _OCTAVES
+WIDTH = len(FIGURES) + _STEPS * _OCTAVES
+"""Figures of a stage in a table."""
 
 BUILD = ("build.read", "build.sample", "build.pack", "build.write")
 STREAM = ("stream.fetch", "stream.graph", "stream.pack", "stream.deliver")
@@ -43,7 +44,7 @@ class Meter:
 
     def __init__(self, stages: Sequence[str], table: NDArray[np.float64] | None = None) -> None:
         self.stages = tuple(stages)
-        self.table = np.zeros((len(self.stages), _WIDTH)) if table is None else table
+        self.table = np.zeros((len(self.stages), WIDTH)) if table is None else table
         self.started_s = time.perf_counter()
 
     @contextmanager

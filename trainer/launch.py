@@ -15,9 +15,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import errors
 from ..config import differences, dumps, load
-from ..errors import DataError, TamisError, UsageError
+from ..errors import DataError, TamisError, UsageError, from_plain
 from ..files import locked, write_atomic
 from ..metrics import BUILD, Meter, stage_rows
 from ..pipelines.build import build_held
@@ -177,8 +176,7 @@ def _cause(out: Path, failures: dict[int, ProcessFailure]) -> TamisError:
     for failure in failures.values():
         told = failure.error_file_data
         if "cause" in told:
-            kind: type[TamisError] = getattr(errors, told["kind"])
-            return kind(told["where"], told["cause"], told["fix"])
+            return from_plain(told)
     # The agent itself ends the other ranks with SIGTERM.
     own = {r: f for r, f in failures.items() if f.exitcode != -signal.SIGTERM} or failures
     rank = min(own, key=lambda r: (own[r].exitcode >= 0, own[r].timestamp))

@@ -55,13 +55,9 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
             "py_callstack": "".join(traceback.format_exception(kind, error, trace)),
         },
     }
-    whole = (
-        {"where": error.where, "cause": error.cause, "fix": error.fix}
-        if isinstance(error, TamisError)
-        else {}
-    )
+    whole = error.plain() if isinstance(error, TamisError) else {}
     path = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
-    path.write_text(json.dumps({"message": told, "kind": kind.__name__, **whole}), encoding="utf-8")
+    path.write_text(json.dumps({"message": told, **whole}), encoding="utf-8")
 
 
 if __name__ == "__main__":
