@@ -36,9 +36,13 @@ class Field:
         """Bytes of one row."""
         return self.dtype.itemsize * self.width
 
+    def shape(self, *rows: int) -> tuple[int, ...]:
+        """Shape of a column of ``rows``: (*rows,), or (*rows, width) for a vector."""
+        return rows if self.width == 1 else (*rows, self.width)
+
     def empty(self, rows: int) -> Array:
-        """An uninitialised column of ``rows`` rows: shape (rows,), or (rows, width) for a vector."""
-        return np.empty((rows,) if self.width == 1 else (rows, self.width), self.dtype)
+        """An uninitialised column of ``rows`` rows."""
+        return np.empty(self.shape(rows), self.dtype)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
+import struct
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import pytest
+from crc32c import crc32c
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,3 +33,71 @@ def data_folder() -> Path:
 def shipped_laz() -> Path:
     """The scan that ships with the package."""
     return ROOT / "configs" / "data" / "laspy_append-bug.laz"
+
+
+@pytest.fixture
+def write_tar() -> Callable[[Path, Mapping[str, Any]], Path]:
+    """``write_tar(path, {name: array or bytes})``: a tar of NPY files."""
+
+    def write(path: Path, files: Mapping[str, Any]) -> Path:
+        with tarfile.open(path, "w") as tar:
+            for name, values in files.items():
+                data = values if isinstance(values, bytes) else saved(values)
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def tfrecord() -> SimpleNamespace:
+    """``write(path, [{feature: bytes or array}])`` makes a TFRecord file of `example`s in a frame each."""
+
+    def write(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+        path.write_bytes(b"".join(framed(example(record)) for record in records))
+        return path
+
+    return SimpleNamespace(write=write, example=example, framed=framed, message=message)
+
+
+def saved(values: Any) -> bytes:
+    """An NPY file."""
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+
+def message(number: int, data: bytes) -> bytes:
+    """A field of a protobuf message: https://protobuf.dev/programming-guides/encoding."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def feature(values: Any) -> bytes:
+    if isinstance(values, bytes):
+        return message(1, message(1, values))
+    if values.dtype.kind == "f":
+        return message(2, message(1, values.astype("<f4").tobytes()))
+    return message(3, message(1, b"".join(varint(int(v) & 2**64 - 1) for v in values)))
+
+
+def example(features: Mapping[str, Any]) -> bytes:
+    """A tf.train.Example."""
+    pairs = (message(1, name.encode()) + message(2, feature(v)) for name, v in features.items())
+    return message(1, b"".join(message(1, pair) for pair in pairs))
+
+
+def framed(data: bytes) -> bytes:
+    """A record of a TFRecord file."""
+
+    def masked(part: bytes) -> bytes:
+        crc = crc32c(part)
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    length = struct.pack("<Q", len(data))
+    return length + masked(length) + data + masked(data)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from . import geometry, rows
+from . import function, geometry, on_device, rows
 from .call import Call, Columns
 from .graph import Graph, Operator, resolve
 from .settings import (
     FarthestSettings,
     FlipSettings,
+    FunctionSettings,
+    JitterSettings,
+    NormaliseSettings,
     OperatorSettings,
     RandomSettings,
     RotateSettings,
@@ -18,15 +22,26 @@ from .settings import (
     VoxelSettings,
 )
 
-TABLE: dict[tuple[str, str], Callable[..., Columns]] = {
+TABLE: dict[tuple[str, str], Callable[..., Any]] = {
     ("voxel", "threads"): rows.merge_cells,
     ("random", "threads"): rows.choose_random,
     ("farthest", "threads"): rows.choose_farthest,
     ("rotate", "threads"): geometry.rotate,
     ("flip", "threads"): geometry.flip,
     ("scale", "threads"): geometry.scale,
+    ("jitter", "threads"): geometry.jitter,
+    ("normalise", "threads"): geometry.normalise,
+    ("function", "threads"): function.call_function,
+    ("random", "device"): on_device.choose_random,
+    ("farthest", "device"): on_device.choose_farthest,
+    ("rotate", "device"): on_device.rotate,
+    ("flip", "device"): on_device.multiply,
+    ("scale", "device"): on_device.multiply,
+    ("jitter", "device"): on_device.jitter,
+    ("normalise", "device"): on_device.normalise,
 }
-"""``function(columns, call) -> columns``; it changes no array in place."""
+"""Threads: ``function(columns, call) -> columns``. Device: ``function(clouds, calls) -> clouds``, for a whole
+batch of torch tensors. None changes an array in place."""
 
 __all__ = [
     "TABLE",
@@ -34,7 +49,10 @@ __all__ = [
     "Columns",
     "FarthestSettings",
     "FlipSettings",
+    "FunctionSettings",
     "Graph",
+    "JitterSettings",
+    "NormaliseSettings",
     "Operator",
     "OperatorSettings",
     "RandomSettings",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
 from ...config import Model
 from ...samplers.fields import Kind
+
+if TYPE_CHECKING:
+    from ..user_code import UserCode
 
 Columns = dict[str, NDArray[Any]]
 
@@ -21,9 +25,12 @@ class Call(Generic[S]):
 
     ``kinds``: the kind of each column, which says how it moves and merges. ``key``: of all random draws; a
     function of the seed, the epoch, the sample and the operator's place. ``k``: the rows of this batch.
+    ``user``: calls functions of the user's own. ``sample()``: the sample's name, looked up for errors.
     """
 
     settings: S
     kinds: dict[str, Kind]
     key: int
     k: int | None
+    user: UserCode | None = None
+    sample: Callable[[], str] = lambda: "?"

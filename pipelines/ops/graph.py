@@ -11,6 +11,9 @@ from ..records import Field
 from .settings import (
     FarthestSettings,
     FlipSettings,
+    FunctionSettings,
+    JitterSettings,
+    NormaliseSettings,
     OperatorSettings,
     RandomSettings,
     RotateSettings,
@@ -23,7 +26,8 @@ Read = Literal["whole", "prefix", "window"]
 
 _SHORTCUTS: dict[tuple[str, str], Read] = {("farthest", "farthest"): "prefix", ("random", "random"): "window"}
 _SAMPLING = FarthestSettings | RandomSettings
-_MOVING = RotateSettings | FlipSettings | ScaleSettings
+_MOVING = RotateSettings | FlipSettings | ScaleSettings | JitterSettings | NormaliseSettings
+_RESIZING = VoxelSettings | FunctionSettings
 _BY_ORDER: dict[str, FarthestSettings | RandomSettings] = {
     "farthest": FarthestSettings(),
     "random": RandomSettings(),
@@ -58,8 +62,8 @@ def resolve(
     """Turn the configured operators into what is read and what is done.
 
     A sampling operator that stands first becomes a shorter read where the stored order of rows allows it.
-    With ``k`` and no sampling operator one is added, after the last voxel or else first, that suits the
-    order. ``fields``: what is read. Raises UsageError for a graph that cannot run.
+    With ``k`` and no sampling operator one is added, after the last voxel or function or else first, that
+    suits the order. ``fields``: what is read. Raises UsageError for a graph that cannot run.
     """
     _refuse(settings, k=k, dense=dense, fields=fields)
     operators = [Operator(place, one) for place, one in enumerate(settings)]
@@ -67,7 +71,7 @@ def resolve(
     if serialise:
         operators.pop()
     if k is not None and not any(isinstance(one, _SAMPLING) for one in settings):
-        after = max((i + 1 for i, one in enumerate(settings) if isinstance(one, VoxelSettings)), default=0)
+        after = max((i + 1 for i, one in enumerate(settings) if isinstance(one, _RESIZING)), default=0)
         sampler = _BY_ORDER[row_order] if "xyz" in fields else RandomSettings()
         operators.insert(after, Operator(len(settings), sampler))
     read: Read = "whole"
@@ -81,7 +85,7 @@ def _refuse(
 ) -> None:
     for place, one in enumerate(settings):
         cause = fix = ""
-        if not isinstance(one, RandomSettings) and "xyz" not in fields:
+        if not isinstance(one, RandomSettings | FunctionSettings) and "xyz" not in fields:
             cause, fix = "needs a column 'xyz'", "leave it out"
         elif isinstance(one, _SAMPLING) and k is None:
             cause, fix = "needs a number of rows", "give k"

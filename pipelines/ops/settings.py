@@ -63,6 +63,27 @@ class ScaleSettings(Model):
         return self
 
 
+class JitterSettings(Model):
+    """Normal noise on the points, of deviation ``sigma`` and at most ``clip``, in the coordinates' unit."""
+
+    kind: Literal["jitter"] = "jitter"
+    sigma: float = Field(gt=0, le=1e6)
+    clip: float | None = Field(default=None, gt=0)
+
+
+class NormaliseSettings(Model):
+    """Points about their mean, the farthest at distance 1."""
+
+    kind: Literal["normalise"] = "normalise"
+
+
+class FunctionSettings(Model):
+    """A function of the user's own, ``module:name``, called in a worker process (see `UserCode`)."""
+
+    kind: Literal["function"] = "function"
+    function: str = Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")
+
+
 class SerialiseSettings(Model):
     """Rows in the order of a curve over square cells of edge ``cell``; the last operator of a dense graph."""
 
@@ -77,6 +98,9 @@ OperatorSettings = Annotated[
     | RotateSettings
     | FlipSettings
     | ScaleSettings
+    | JitterSettings
+    | NormaliseSettings
+    | FunctionSettings
     | SerialiseSettings,
     Field(discriminator="kind"),
 ]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tamis.pipelines import dali
 from tamis.pipelines.build import DataSettings
+from tamis.pipelines.dali_opened import Opened
+from tamis.pipelines.ops import Columns
 from tamis.pipelines.splits import FilesSplit
 from tamis.pipelines.tiles import TileSettings
 
@@ -81,3 +87,66 @@ def digests() -> Callable[[Path], dict[str, str]]:
 @pytest.fixture
 def scan_writer() -> Callable[..., Any]:
     return write_scan
+
+
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of users' functions: it, and one written into ``tmp_path``, can be imported by workers."""
+    monkeypatch.setenv("HANGING", str(tmp_path / "hanging"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return import_module("user_functions")
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Callable[[int], list[int]]:
+    """Waits until ``n`` functions hang, and gives the processes."""
+
+    def wait(n: int) -> list[int]:
+        file, until = tmp_path / "hanging", time.monotonic() + 30
+        while time.monotonic() < until:
+            if file.exists() and (text := file.read_text()).count("\n") >= n:
+                return [int(pid) for pid in text.split()]
+            time.sleep(0.01)
+        raise AssertionError("nothing hangs")
+
+    return wait
+
+
+@pytest.fixture
+def gone() -> Callable[[int], bool]:
+    """Whether a process ends soon; one that only waits to be reaped by who adopted it has ended."""
+
+    def lives(pid: int) -> bool:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+    def wait(pid: int) -> bool:
+        until = time.monotonic() + 5
+        while lives(pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        return not lives(pid)
+
+    return wait
+
+
+@pytest.fixture
+def read_all(tmp_path: Path) -> Callable[[Opened], list[tuple[int, Columns]]]:
+    """``read_all(source)``: number and columns of every sample, in the order in which DALI reads them."""
+    pytest.importorskip("nvidia.dali")
+
+    def read(source: Opened) -> list[tuple[int, Columns]]:
+        n = len(source.names)
+        pipeline = dali.built(
+            lambda: source.nodes(tmp_path, seed=1, pad_last_batch=True),
+            batch_size=n,
+            num_threads=2,
+            exec_dynamic=True,
+        )
+        outputs = pipeline.run()
+        return [source.cloud([np.asarray(values[i]) for values in outputs]) for i in range(n)]
+
+    return read

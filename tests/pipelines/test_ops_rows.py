@@ -24,7 +24,7 @@ from tamis.pipelines.ops import (
     resolve,
 )
 from tamis.pipelines.records import Field
-from tamis.pipelines.run_threads import Threads, run
+from tamis.pipelines.run_threads import Threads, ThreadsEngine
 from tamis.samplers import draw
 from tamis.samplers.farthest import farthest
 from tamis.samplers.fields import Kind
@@ -43,7 +43,8 @@ def cloud(n: int, seed: int = 0) -> Columns:
 
 
 def applied(settings: OperatorSettings, columns: Columns, k: int | None = None, key: int = 1) -> Columns:
-    return TABLE[settings.kind, "threads"](columns, Call(settings, KINDS, key, k))
+    after: Columns = TABLE[settings.kind, "threads"](columns, Call(settings, KINDS, key, k))
+    return after
 
 
 @pytest.mark.parametrize("settings", [RandomSettings(), FarthestSettings()])
@@ -174,7 +175,9 @@ def ran(seeds: list[int], threads: int) -> list[Columns]:
     clouds = [cloud(50 + seed, seed) for seed in seeds]
     pool = Threads(threads)
     operators = [Operator(place, operator) for place, operator in enumerate(GRAPH)]
-    run(pool, clouds, operators, KINDS, lambda i, o: draw.key(0, 0, seeds[i], o.place), 16)
+    engine = ThreadsEngine(pool, operators, KINDS)
+    engine.run(clouds, lambda i, o: draw.key(0, 0, seeds[i], o.place), 16)
+    engine.close()
     pool.close()
     return clouds
 
@@ -216,4 +219,15 @@ def test_stopping_ends_work_at_the_next_item(threads: int) -> None:
     with pytest.raises(RuntimeError, match="stopped"):
         pool.each(work, 100)
     assert 1 <= len(done) <= threads
+    pool.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_stopped_engine_ends_with_an_error(threads: int) -> None:
+    pool = Threads(threads)
+    engine = ThreadsEngine(pool, [Operator(0, ROTATE)], KINDS)
+    engine.stop()
+    with pytest.raises(RuntimeError, match="stopped"):
+        engine.run([cloud(5), cloud(6)], lambda *_: 1, None)
+    engine.close()
     pool.close()
