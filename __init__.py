@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tamis.errors import DataError, TamisError, UsageError
+    from tamis.loaders.dali import DaliLoader
+    from tamis.loaders.device import to_device
     from tamis.loaders.loader import Batch, Loader
     from tamis.pipelines.build import build
     from tamis.pipelines.dataset import Dataset
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "tamis.loaders.loader",
+    "DaliLoader": "tamis.loaders.dali",
     "DataError": "tamis.errors",
     "Dataset": "tamis.pipelines.dataset",
     "Loader": "tamis.loaders.loader",
@@ -33,12 +36,14 @@ _HOMES = {
     "farthest": "tamis.samplers.farthest",
     "farthest_batch": "tamis.samplers.farthest",
     "random": "tamis.samplers.random",
+    "to_device": "tamis.loaders.device",
     "verify": "tamis.pipelines.verify",
     "voxel": "tamis.samplers.voxel",
 }
 
 __all__ = [
     "Batch",
+    "DaliLoader",
     "DataError",
     "Dataset",
     "Loader",
@@ -50,6 +55,7 @@ __all__ = [
     "farthest",
     "farthest_batch",
     "random",
+    "to_device",
     "verify",
     "voxel",
 ]

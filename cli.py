@@ -14,6 +14,8 @@ import typer
 from .errors import DataError, TamisError, system_error
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .trainer.settings import Settings
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -37,6 +39,10 @@ Overrides = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where results go. Default: runs/NAME.")
 ]
+
+
+bench = typer.Typer(help="Benchmarks against other libraries.")
+app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)
@@ -95,11 +101,11 @@ def stream(
     out: Out = None,
     overrides: Overrides = None,
 ) -> None:
-    """Shards to batches as training gets them, with the stage table."""
+    """Shards to batches as training gets them, with the stage table; live on a terminal."""
     from .config import check
     from .pipelines.dataset import folder_of
-    from .trainer.feed import stream as read
     from .trainer.settings import Settings
+    from .trainer.stream import stream as read
 
     path = Path(config)
     if path.is_dir() and not (path / "config.toml").is_file():  # a dataset alone: read with the defaults
@@ -107,7 +113,7 @@ def stream(
         settings, folder = check(values, Settings, overrides or [], where=config), path
     else:
         settings, folder = _settings(config, out, overrides)
-    typer.echo(read(settings, settings.dataset_path(folder), steps))
+    typer.echo(read(settings, settings.dataset_path(folder), steps, _terminal()))
 
 
 @app.command(epilog="Example: tamis train quickstart --out runs/first --set trainer.lr=1e-3")
@@ -142,6 +148,37 @@ def config(config: Config, overrides: Overrides = None) -> None:
     typer.echo(dumps(settings), nl=False)
 
 
+@bench.command(epilog="Example: tamis bench loader --json loader.json")
+def loader(
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write every row to this file.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="NAME", help="Measure one loader; may be repeated. FILE keeps others."
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Keep the clouds in DIR for another run.")
+    ] = None,
+    envs: Annotated[
+        Path | None, typer.Option("--envs", metavar="DIR", help="Where loaders not installed here are put.")
+    ] = None,
+) -> None:
+    """Loaders on the same clouds: GB/s, first batch, CPU and memory. Takes a quarter of an hour and 12 GB."""
+    from tempfile import TemporaryDirectory
+
+    from .bench.compare import render
+    from .bench.envs import DEFAULT
+    from .bench.loader import run
+
+    _tell_how_far_it_is()
+    with TemporaryDirectory(prefix="tamis-bench-") as temporary:
+        report = run(folder or Path(temporary), envs or DEFAULT.expanduser(), only=only or (), out=json)
+    typer.echo(render(report))
+
+
 def _settings(config: str, out: Path | None, overrides: list[str] | None) -> tuple[Settings, Path]:
     """The configuration and the folder of the run: for a run's folder, its own."""
     from .config import load
@@ -153,8 +190,17 @@ def _settings(config: str, out: Path | None, overrides: list[str] | None) -> tup
     return settings, out
 
 
+def _terminal() -> Console | None:
+    """The terminal that output goes to, None where it goes elsewhere."""
+    if not sys.stdout.isatty():
+        return None
+    from rich.console import Console
+
+    return Console()
+
+
 def _tell_how_far_it_is() -> None:
-    for name in ("tamis.pipelines.build", "tamis.trainer"):
+    for name in ("tamis.bench", "tamis.pipelines.build", "tamis.trainer"):
         logging.getLogger(name).setLevel(logging.INFO)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FIGURES = ("items", "points_in", "points_out", "bytes", "busy_s", "wait_in_s", "wait_out_s")
+_AT = {name: i for i, name in enumerate(FIGURES)}
 # Durations are kept as counts on a logarithmic scale: 8 steps an octave from 1 us, so that the tables of
 # many workers merge by adding and a percentile is right to 5 %.
 _STEPS, _OCTAVES = 8, 32
@@ -45,6 +46,7 @@ class Meter:
     def __init__(self, stages: Sequence[str], table: NDArray[np.float64] | None = None) -> None:
         self.stages = tuple(stages)
         self.table = np.zeros((len(self.stages), WIDTH)) if table is None else table
+        self._cells = self.table.data.cast("B").cast("d")  # counts faster than the array
         self.started_s = time.perf_counter()
 
     @contextmanager
@@ -61,17 +63,17 @@ class Meter:
         yield
         self.add(stage, **{"wait_out_s" if out else "wait_in_s": time.perf_counter() - start})
 
-    def busy(self, stage: str, seconds: float, *, items: int = 1) -> None:
-        """Count one piece of work that took ``seconds``."""
-        self.add(stage, items=items, busy_s=seconds)
+    def busy(self, stage: str, seconds: float, *, items: int = 1, **figures: float) -> None:
+        """Count one piece of work that took ``seconds``, and what else it counts."""
+        self.add(stage, items=items, busy_s=seconds, **figures)
         step = min(int(_STEPS * math.log2(max(seconds, 1e-6) / 1e-6)), _STEPS * _OCTAVES - 1)
-        self.table[self.stages.index(stage), len(FIGURES) + step] += 1
+        self._cells[self.stages.index(stage) * WIDTH + len(FIGURES) + step] += 1
 
     def add(self, stage: str, **figures: float) -> None:
         """Add to named figures of ``stage``."""
-        row = self.table[self.stages.index(stage)]
+        row = self.stages.index(stage) * WIDTH
         for name, value in figures.items():
-            row[FIGURES.index(name)] += value
+            self._cells[row + _AT[name]] += value
 
 
 def stage_rows(stages: Sequence[str], tables: NDArray[np.float64], wall_s: float) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from ..metrics import Meter
 from .batches import Batches
 from .pack import Batch
 from .plan import Cursor, Plan
+from .pool import Pool
+from .slots import HostMemory
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class ReadAhead:
 
     def __init__(self, batches: Batches, plan: Plan, epochs: int | None, meter: Meter) -> None:
         self._batches, self._plan, self._epochs, self._meter = batches, plan, epochs, meter
+        self._pool = Pool(keep=4 + _BATCHES)
         self._coming: deque[tuple[Cursor, Future[Batch]]] = deque()
         self._last: Future[Batch] | None = None
         self._done_s = 0.0
@@ -50,6 +53,10 @@ class ReadAhead:
         batch = self._coming.popleft()[1].result()
         self._fill()
         return batch
+
+    def host_memory(self) -> HostMemory:
+        """See `Loader.host_memory`: there is none that lasts, and any number of batches may be kept."""
+        return HostMemory([], 2 + _BATCHES)
 
     def close(self) -> None:
         """End the thread: work on it stops at the next sample, then the shards are closed."""
@@ -75,6 +82,6 @@ class ReadAhead:
 
     def _make(self, cursor: Cursor) -> Batch:
         try:
-            return self._batches.make(cursor)
+            return self._batches.make(cursor, self._pool.empty)
         finally:
             self._done_s = time.perf_counter()

@@ -31,6 +31,13 @@ def row_limit(value: object) -> None:
         whole_number("k", value, 1, _MOST)
 
 
+def seconds(name: str, value: object) -> None:
+    """``value`` is a time above 0 that ends."""
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    if not fits:
+        raise _refused(name, value, "give a number of seconds above 0")
+
+
 def one_of(name: str, value: object, known: Sequence[str]) -> None:
     """``value`` is one of ``known``."""
     if value not in known:

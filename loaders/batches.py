@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +15,49 @@ from numpy.typing import NDArray
 from ..errors import DataError, UsageError
 from ..metrics import Meter
 from ..pipelines.dataset import Dataset
-from ..pipelines.ops import Columns, Operator, OperatorSettings, resolve
+from ..pipelines.engines import EngineName, engine_of
+from ..pipelines.ops import Columns, FunctionSettings, Operator, OperatorSettings, resolve
 from ..pipelines.ops.rows import count
 from ..pipelines.records import IGNORED
-from ..pipelines.run_threads import Threads, run
+from ..pipelines.run_threads import Threads
+from ..pipelines.user_code import UserCode
 from ..samplers import draw
 from ..samplers.fields import Kind
 from . import pack
-from .fetch import Fetcher, Verify
+from .checks import Verify
+from .fetch import Fetcher
+from .pack import Empty, fresh
 from .plan import Cursor, GlobalBatch, Plan, share
+from .settings import Form
+from .tuning import Tuner, choices
+
+_log = logging.getLogger(__name__)
 
 Packed = tuple[Columns, NDArray[np.bool_] | None, NDArray[np.int64] | None]
-Form = Literal["dense", "ragged"]
+
+
+class Part(NamedTuple):
+    """A replica's part of a global batch.
+
+    ``rows``: index rows, ``ids``: the samples', rows ``first`` to ``stop`` of each are read. ``places``:
+    clouds the batch has room for, the same on every replica.
+    """
+
+    whole: GlobalBatch
+    rows: NDArray[np.int64]
+    ids: NDArray[np.uint64]
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    places: int
 
 
 class Batches:
-    """The batches of ``replica``, made anew for any cursor of the plan, one at a time."""
+    """The batches of ``replica``, made anew for any cursor of the plan, one at a time.
+
+    ``threads``: None chooses by what the first batches take, at most ``most_threads``. A call of user code
+    may take ``timeout_s``. Up to ``max_damaged``
+    samples that cannot be read are left out of their batches, which say so by a weight of 0.
+    """
 
     def __init__(
         self,
@@ -41,72 +70,126 @@ class Batches:
         replicas: int,
         form: Form,
         columns: Sequence[str] | None,
-        threads: int,
+        engine: EngineName,
+        threads: int | None,
+        most_threads: int,
         verify: Verify,
+        max_damaged: int,
+        timeout_s: float,
         meter: Meter,
     ) -> None:
-        names = _columns(dataset, columns)
+        names = columns_of(dataset, columns)
         self._dataset, self._plan, self._meter = dataset, plan, meter
         self._replica, self._replicas, self._form = replica, replicas, form
-        self._fields = {name: dataset.schema[name] for name in names}
-        self._kinds: dict[str, Kind] = {name: field.kind for name, field in self._fields.items()}
+        self._max_damaged, self._damaged = max_damaged, set[int]()
+        self.fields = {name: dataset.schema[name] for name in names}
+        self._kinds: dict[str, Kind] = {name: field.kind for name, field in self.fields.items()}
         self._graph = resolve(
-            graph, row_order=dataset.row_order, k=k, dense=form == "dense", fields=self._fields
+            graph, row_order=dataset.row_order, k=k, dense=form == "dense", fields=self.fields
         )
         self._lock = threading.Lock()  # the fetcher's buffer and the threads serve one batch
         self._labelled = bool(dataset.classes) and "label" in names
-        self._threads = Threads(threads)
+        self._tuner = Tuner(choices(threads, most_threads))
+        self._threads = Threads(threads or most_threads)
+        called = any(isinstance(one, FunctionSettings) for one in graph)
+        self._user = UserCode(threads or most_threads, timeout_s) if called else None
+        self._engine = engine_of(
+            engine, self._threads, self._graph.operators, self._kinds, self.fields, self._user
+        )
         self._fetcher = Fetcher(dataset, names, verify, self._threads)
 
-    def make(self, cursor: Cursor) -> pack.Batch:
-        """This replica's part of the global batch that comes after ``cursor``."""
+    def make(self, cursor: Cursor, empty: Empty = fresh) -> pack.Batch:
+        """This replica's part of the global batch after ``cursor``, in arrays that ``empty`` gives."""
         with self._lock:
             self._threads.go_on()
-            return self._made(cursor)
+            self._threads.use(self._tuner.choice)
+            start, before = time.perf_counter(), self._fetcher.bytes
+            batch = self._made(self._part(self._plan.batch(cursor)), empty)
+            self._tuner.took(time.perf_counter() - start, self._fetcher.bytes - before)
+            return batch
 
     def stop(self) -> None:
         """Make a batch that is in work end at its next sample, and any later one at once, with an error."""
+        self._engine.stop()
         self._threads.stop()
 
     def close(self, timeout_s: float) -> bool:
         """End the threads and close the shards; whether the batch in work ended in time."""
+        if self._user:
+            self._user.close()  # ends a call that hangs
         if not self._lock.acquire(timeout=timeout_s):
             return False
         try:
+            self._engine.close()
             self._threads.close()
             self._fetcher.close()
         finally:
             self._lock.release()
         return True
 
-    def _made(self, cursor: Cursor) -> pack.Batch:
-        whole = self._plan.batch(cursor)
+    def _part(self, whole: GlobalBatch) -> Part:
         rows = whole.rows[share(len(whole.rows), self._replica, self._replicas)]
-        places = -(-len(whole.rows) // self._replicas)
         ids = self._dataset.ids[rows]
-        first, stop = self._span(rows, ids, whole)
-        if self._graph.operators or self._graph.serialise:
-            with self._fetching(first, stop):
-                clouds = self._fetcher.fetch(rows, first, stop)
-            self._run(clouds, ids, whole)
-            columns, mask, offsets = self._packed(clouds, places, whole)
-        else:
-            columns, mask, offsets = self._read_packed(rows, first, stop, places, whole)
+        places = -(-len(whole.rows) // self._replicas)
+        return Part(whole, rows, ids, *self._span(rows, ids, whole), places)
+
+    def _made(self, part: Part, empty: Empty) -> pack.Batch:
+        damaged = np.zeros(len(part.rows), np.bool_)
+        try:
+            columns, mask, offsets = self._filled(part, empty)
+        except DataError as error:
+            damaged = self._find_damaged(part, error)
+            part = part._replace(stop=np.where(damaged, part.first, part.stop))
+            columns, mask, offsets = self._filled(part, empty)
         if mask is not None and self._labelled:
             columns["label"][~mask] = IGNORED  # so that a loss which knows no mask learns from no padding
         self._meter.add("stream.pack", bytes=sum(c.nbytes for c in columns.values()))
-        padded = np.zeros(places, np.uint64)
-        padded[: len(ids)] = ids
-        weight = (np.arange(places) < len(ids)).astype(np.float32)
-        return pack.Batch(whole.step, whole.epoch, padded, columns, mask, offsets, weight, whole.k or 0)
+        n, whole = len(part.ids), part.whole
+        ids = empty("ids", (part.places,), np.dtype(np.uint64))
+        ids[:n], ids[n:] = part.ids, 0
+        weight = empty("weight", (part.places,), np.dtype(np.float32))
+        weight[:n], weight[n:] = ~damaged, 0
+        return pack.Batch(whole.step, whole.epoch, ids, columns, mask, offsets, weight, whole.k or 0)
+
+    def _filled(self, part: Part, empty: Empty) -> Packed:
+        """The columns of a batch, and their mask or offsets."""
+        if not self._graph.operators and not self._graph.serialise:
+            return self._read_packed(part, empty)
+        with self._fetching(part):
+            clouds = self._fetcher.fetch(part.rows, part.first, part.stop)
+        self._run(clouds, part)
+        return self._packed(clouds, part, empty)
+
+    def _find_damaged(self, part: Part, error: DataError) -> NDArray[np.bool_]:
+        """Which samples cannot be read, each tried alone; raises where none, or more than allowed, is."""
+        damaged = np.zeros(len(part.rows), np.bool_)
+        for i in range(len(part.rows)) if self._max_damaged else ():
+            one = slice(i, i + 1)
+            try:
+                self._fetcher.fetch(part.rows[one], part.first[one], part.stop[one])
+            except DataError as cause:
+                damaged[i] = True
+                if int(part.ids[i]) not in self._damaged:
+                    _log.warning("sample %d is left out: %s", part.ids[i], cause)
+                    self._damaged.add(int(part.ids[i]))
+        if not damaged.any():
+            raise error
+        if len(self._damaged) > self._max_damaged:
+            found = f"{error.cause}; {len(self._damaged)} samples are damaged, {self._max_damaged} may be"
+            raise DataError(error.where, found, f"{error.fix}, or raise loader.max_damaged") from None
+        return damaged
 
     @contextmanager
-    def _fetching(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> Iterator[None]:
-        before = self._fetcher.bytes
-        with self._meter.time("stream.fetch", items=len(first)):
-            yield
-        moved = self._fetcher.bytes - before
-        self._meter.add("stream.fetch", bytes=moved, points_in=int((stop - first).sum()))
+    def _fetching(self, part: Part) -> Iterator[None]:
+        start, before = time.perf_counter(), self._fetcher.bytes
+        yield
+        self._meter.busy(
+            "stream.fetch",
+            time.perf_counter() - start,
+            items=len(part.rows),
+            bytes=self._fetcher.bytes - before,
+            points_in=int((part.stop - part.first).sum()),
+        )
 
     def _span(
         self, rows: NDArray[np.int64], ids: NDArray[np.uint64], batch: GlobalBatch
@@ -119,56 +202,61 @@ class Batches:
         count = np.minimum(n, batch.k)
         if self._graph.read == "window":
             starts = n - count + 1
-            for i in np.flatnonzero(starts > 1):
-                key = draw.key(self._plan.seed, batch.epoch, int(ids[i]), "window")
-                first[i] = int(draw.uniform(key, 1)[0] * starts[i])
+            keys = draw.keys(len(ids), self._plan.seed, batch.epoch, ids, "window")
+            first[:] = draw.first_uniform(keys) * starts
         return first, first + count
 
-    def _run(self, clouds: list[Columns], ids: NDArray[np.uint64], batch: GlobalBatch) -> None:
+    def _run(self, clouds: list[Columns], part: Part) -> None:
         def key(i: int, operator: Operator) -> int:
-            return draw.key(self._plan.seed, batch.epoch, int(ids[i]), operator.place)
+            return draw.key(self._plan.seed, part.whole.epoch, int(part.ids[i]), operator.place)
+
+        def name(i: int) -> str:
+            return str(self._dataset.samples.column("name")[int(part.rows[i])])
 
         points = _points(clouds)
         with self._meter.time("stream.graph", items=len(clouds)):
-            run(self._threads, clouds, self._graph.operators, self._kinds, key, batch.k)
+            self._engine.run(clouds, key, part.whole.k, name)
+        k, sizes = part.whole.k, [count(cloud) for cloud in clouds]
+        if k is not None and max(sizes, default=0) > k:
+            i = int(np.argmax(sizes))
+            raise DataError(name(i), f"has {sizes[i]} rows after the graph, k is {k}", "end it with 'random'")
         self._meter.add("stream.graph", points_in=points, points_out=_points(clouds))
 
-    def _packed(self, clouds: list[Columns], places: int, batch: GlobalBatch) -> Packed:
+    def _packed(self, clouds: list[Columns], part: Part, empty: Empty) -> Packed:
         with self._meter.time("stream.pack", items=len(clouds)):
             if self._form == "ragged":
-                columns, offsets = pack.ragged(clouds, self._fields, places, self._threads)
+                columns, offsets = pack.ragged(clouds, self.fields, part.places, self._threads, empty)
                 return columns, None, offsets
-            assert batch.k is not None
-            columns, mask = pack.dense(
-                clouds, self._fields, places, batch.k, self._graph.serialise, self._threads
-            )
+            k, order = part.whole.k, self._graph.serialise
+            assert k is not None
+            columns, mask = pack.dense(clouds, self.fields, part.places, k, order, self._threads, empty)
             return columns, mask, None
 
-    def _read_packed(
-        self,
-        rows: NDArray[np.int64],
-        first: NDArray[np.int64],
-        stop: NDArray[np.int64],
-        places: int,
-        batch: GlobalBatch,
-    ) -> Packed:
+    def _read_packed(self, part: Part, empty: Empty) -> Packed:
         """What `_packed` makes of clouds that no operator touches, read into the batch's own arrays."""
-        sizes = np.zeros(places, np.int64)
-        sizes[: len(rows)] = stop - first
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        dense = self._form == "dense"
-        at = np.arange(places + 1) * (batch.k or 0) if dense else offsets
-        with self._fetching(first, stop):
-            columns = {name: field.empty(int(at[-1])) for name, field in self._fields.items()}
-            self._fetcher.fetch_into(columns, at[: len(rows)], rows, first, stop)
-        with self._meter.time("stream.pack", items=len(rows)):
-            if not dense:
+        sizes = part.stop - part.first
+        shape: tuple[int, ...]
+        if self._form == "dense":
+            assert part.whole.k is not None
+            shape, offsets = (part.places, part.whole.k), None
+            at = np.arange(len(sizes)) * part.whole.k
+        else:
+            offsets = pack.edges(sizes, part.places, empty)
+            shape, at = (int(offsets[-1]),), offsets[: len(sizes)]
+        with self._fetching(part):
+            columns = {
+                name: empty(name, field.shape(*shape), field.dtype) for name, field in self.fields.items()
+            }
+            self._fetcher.fetch_into(columns, at, part.rows, part.first, part.stop)
+        with self._meter.time("stream.pack", items=len(sizes)):
+            if offsets is not None:
                 return columns, None, offsets
-            assert batch.k is not None
-            return *pack.completed(columns, sizes, batch.k), None
+            padded = np.zeros(part.places, np.int64)
+            padded[: len(sizes)] = sizes
+            return columns, pack.completed(columns, padded, empty), None
 
 
-def _columns(dataset: Dataset, columns: Sequence[str] | None) -> list[str]:
+def columns_of(dataset: Dataset, columns: Sequence[str] | None) -> list[str]:
     """The columns to read: those asked for, and the coordinates where there are any."""
     known = list(dataset.schema)
     names = known if columns is None else [c for c in known if c in columns or c == "xyz"]

@@ -1,7 +1,8 @@
-"""Reads rows of samples from shards: one call a batch that holds no lock, whole blocks checked.
+"""Reads rows of samples from shards: a compiled loop that holds no lock, whole blocks checked.
 
-A sample's column is one run of bytes in its shard, so that rows [a, b) are one read. The table (descriptor,
-offset, length, destination) of a batch is worked off by a kernel that calls pread(2) until each is whole.
+A sample's column is one run of bytes in its shard, so that rows [a, b) are one read. The samples of a batch
+are divided into portions, which threads share: a kernel works off the reads of a portion,
+calling pread(2) until each is whole, then it is checked.
 """
 
 from __future__ import annotations
@@ -10,40 +11,42 @@ import ctypes
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numba import njit, types
 from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..pipelines.dataset import Dataset
 from ..pipelines.ops import Columns
-from ..pipelines.records import CHECK_ROWS
 from ..pipelines.run_threads import Threads
+from .checks import Checks, Ints, Verify
 
 OPEN_FILES = 128
 _ALIGN = 64
-
-Verify = Literal["first", "always", "never"]
+_PORTION_BYTES = 1 << 21
 
 # Named, not a pointer, so that the compiled kernel can be kept on disk.
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _read(fd, offset, length, address, first):  # type: ignore[no-untyped-def]
-    """Read the entries from ``first`` on; the index of the first that failed, or their number."""
-    for i in range(first, fd.size):
+def _read(fd, position, begin, end, at, row_bytes, base, entry, last):  # type: ignore[no-untyped-def]
+    """Do the reads from ``entry`` to ``last``, see `Reads`: the first that failed, or ``last``."""
+    for e in range(entry, last):
+        i, c = e // row_bytes.size, e % row_bytes.size
+        offset = position[c, i] + begin[i] * row_bytes[c]
+        length = (end[i] - begin[i]) * row_bytes[c]
+        address = base[c] + np.uint64(at[i] * row_bytes[c])
         done = 0
-        while done < length[i]:
-            got = _pread(fd[i], address[i] + np.uint64(done), np.uint64(length[i] - done), offset[i] + done)
+        while done < length:
+            got = _pread(fd[i], address + np.uint64(done), np.uint64(length - done), offset + done)
             if got <= 0:
-                return i
+                return e
             done += got
-    return fd.size
+    return last
 
 
 class Files:
@@ -54,7 +57,7 @@ class Files:
         self._open: OrderedDict[int, int] = OrderedDict()
         self.close = weakref.finalize(self, _close, self._open)
 
-    def descriptors(self, shards: Sequence[int]) -> dict[int, int]:
+    def descriptors(self, shards: Collection[int]) -> dict[int, int]:
         """A descriptor for each of at most ``OPEN_FILES`` shards, good until the next call."""
         for shard in shards:
             if shard in self._open:
@@ -70,6 +73,22 @@ class Files:
         return {shard: self._open[shard] for shard in shards}
 
 
+class Reads(NamedTuple):
+    """Rows ``begin`` to ``end`` of samples, and where they go.
+
+    Read ``i * columns + c`` is column c of sample i: byte ``position[c, i]`` on of file ``fd[i]``, to row
+    ``at[i]`` of the column's memory, which begins at ``base[c]`` and has ``row_bytes[c]`` bytes a row.
+    """
+
+    fd: NDArray[np.int32]
+    position: Ints
+    begin: Ints
+    end: Ints
+    at: Ints
+    row_bytes: Ints
+    base: NDArray[np.uint64]
+
+
 class Fetcher:
     """Reads ``columns`` of samples. One thread uses it at a time.
 
@@ -78,9 +97,13 @@ class Fetcher:
     """
 
     def __init__(self, dataset: Dataset, columns: Sequence[str], verify: Verify, threads: Threads) -> None:
-        self._dataset, self._columns, self._verify, self._threads = dataset, tuple(columns), verify, threads
+        self._dataset, self._columns, self._threads = dataset, tuple(columns), threads
+        self._fields = [dataset.schema[name] for name in columns]
+        self._positions = [dataset.positions[name] for name in columns]
+        self._row_bytes = np.array([field.row_bytes for field in self._fields], np.int64)
+        self._bytes_of_row = int(self._row_bytes.sum())
         self._files = Files(dataset)
-        self._checked = np.zeros(max((len(dataset.checks[c]) for c in columns), default=0), np.bool_)
+        self._checks = Checks(dataset, columns, verify)
         self._scratch = np.zeros(0, np.uint8)
         self.bytes = 0
 
@@ -88,171 +111,119 @@ class Fetcher:
         """Close the shards."""
         self._files.close()
 
-    def fetch(
-        self, rows: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64]
-    ) -> list[Columns]:
+    def fetch(self, rows: Ints, first: Ints, stop: Ints) -> list[Columns]:
         """Rows ``first[i]`` to ``stop[i]`` of sample ``rows[i]``, a dict of columns for each.
 
         The arrays are views of a buffer that the next call overwrites. Raises DataError naming the shard and
         the byte offset where a file cannot be read, ends early or fails its checksum.
         """
-        begin, end, check = self._widened(rows, first, stop)
-        offset, length = self._entries(rows, begin, end)
-        place = self._places(length)
-        self._read(rows, offset, length, place.astype(np.uint64) + np.uint64(self._scratch.ctypes.data))
-        clouds: list[Columns] = [{} for _ in rows]
-        fields = [self._dataset.schema[name] for name in self._columns]
+        begin, end, check = self._checks.widened(rows, first, stop)
+        behind = np.cumsum(end - begin)
+        at = behind - (end - begin)
+        columns = self._room(int(behind[-1]) if len(rows) else 0)
+        self._read(columns, at, rows, begin, end, check)
+        spans = zip((at + first - begin).tolist(), (at + stop - begin).tolist(), strict=True)
+        return [{name: values[a:b] for name, values in columns.items()} for a, b in spans]
 
-        def finish(i: int) -> None:
-            spans = zip(place[:, i].tolist(), length[:, i].tolist(), strict=True)
-            raws = [self._scratch[a : a + n] for a, n in spans]
-            if check[i]:
-                self._check(int(rows[i]), int(begin[i]), int(end[i]), raws)
-            wanted = slice(first[i] - begin[i], stop[i] - begin[i])
-            for name, field, raw in zip(self._columns, fields, raws, strict=True):
-                values = raw.view(field.dtype)
-                clouds[i][name] = (values if field.width == 1 else values.reshape(-1, field.width))[wanted]
-
-        self._threads.each(finish, len(rows), int(length[:, check].sum()))
-        return clouds
-
-    def fetch_into(
-        self,
-        columns: Columns,
-        at: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        first: NDArray[np.int64],
-        stop: NDArray[np.int64],
-    ) -> None:
-        """Put what `fetch` reads into ``columns``, flat over samples: sample i from row ``at[i]`` on.
+    def fetch_into(self, columns: Columns, at: Ints, rows: Ints, first: Ints, stop: Ints) -> None:
+        """Put what `fetch` reads into ``columns``, contiguous: sample i from row ``at[i]`` of all rows on.
 
         It is read straight to its place, unless a check needs more rows than are asked for.
         """
-        begin, end, check = self._widened(rows, first, stop)
-        if not (np.array_equal(begin, first) and np.array_equal(end, stop)):
-            for cloud, start, n in zip(self.fetch(rows, first, stop), at, stop - first, strict=True):
-                for name, values in cloud.items():
-                    columns[name][start : start + n] = values
+        begin, end, check = self._checks.widened(rows, first, stop)
+        if check is None or ((begin == first).all() and (end == stop).all()):
+            self._read(columns, at, rows, begin, end, check)
             return
-        offset, length = self._entries(rows, begin, end)
-        flat = [columns[name].reshape(-1).view(np.uint8) for name in self._columns]
-        place = np.stack([at * self._dataset.schema[name].row_bytes for name in self._columns])
-        base = np.array([[values.ctypes.data] for values in flat], np.uint64)
-        self._read(rows, offset, length, place.astype(np.uint64) + base)
-        checked = np.flatnonzero(check)
+        for cloud, start, n in zip(self.fetch(rows, first, stop), at, stop - first, strict=True):
+            for name, values in cloud.items():
+                rows_of = columns[name].reshape(-1, *values.shape[1:])
+                rows_of[start : start + n] = values
 
-        def finish(j: int) -> None:
-            i = checked[j]
-            spans = zip(flat, place[:, i], length[:, i], strict=True)
-            self._check(int(rows[i]), int(begin[i]), int(end[i]), [v[a : a + n] for v, a, n in spans])
-
-        self._threads.each(finish, len(checked), int(length[:, checked].sum()))
-
-    def _widened(
-        self, rows: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        if self._verify == "never":
-            return first, stop, np.zeros(len(rows), np.bool_)
-        begin = first // CHECK_ROWS * CHECK_ROWS
-        end = np.minimum(-(-stop // CHECK_ROWS) * CHECK_ROWS, self._dataset.rows[rows])
-        check = np.ones(len(rows), np.bool_)
-        if self._verify == "first":
-            spans = zip(rows.tolist(), begin.tolist(), end.tolist(), strict=True)
-            check[:] = [not self._checked[self._blocks(*span)].all() for span in spans]
-        return np.where(check, begin, first), np.where(check, end, stop), check
-
-    def _entries(
-        self, rows: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Offset and length in bytes of rows ``begin`` to ``end``, each int64 (columns, samples)."""
-        sizes = np.array([[self._dataset.schema[name].row_bytes] for name in self._columns])
-        position = np.stack([self._dataset.positions[name][rows] for name in self._columns])
-        return position + begin * sizes, (end - begin) * sizes
-
-    def _places(self, length: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in the scratch buffer each entry goes; makes it large enough."""
-        room = -(-length.ravel() // _ALIGN) * _ALIGN
-        if (need := int(room.sum())) > self._scratch.size:
-            self._scratch = np.empty(need, np.uint8)
-        return (np.cumsum(room) - room).reshape(length.shape)
+    def _room(self, rows: int) -> Columns:
+        """Columns of ``rows`` rows in a buffer that is used again."""
+        sizes = [rows * field.row_bytes for field in self._fields]
+        starts = np.cumsum([0, *(-(-size // _ALIGN) * _ALIGN for size in sizes)]).tolist()
+        if starts[-1] > self._scratch.size:
+            self._scratch = np.empty(starts[-1], np.uint8)
+        columns: Columns = {}
+        for name, field, start, size in zip(self._columns, self._fields, starts[:-1], sizes, strict=True):
+            raw = self._scratch[start : start + size]
+            columns[name] = raw.view(field.dtype).reshape(field.shape(rows))
+        return columns
 
     def _read(
-        self,
-        rows: NDArray[np.int64],
-        offset: NDArray[np.int64],
-        length: NDArray[np.int64],
-        address: NDArray[np.uint64],
+        self, columns: Columns, at: Ints, rows: Ints, begin: Ints, end: Ints, check: NDArray[np.bool_] | None
     ) -> None:
-        """Read each entry, all arrays (columns, samples), to its address in memory."""
-        shard = np.tile(self._dataset.shard[rows], len(offset))
-        present = np.unique(shard)
-        for start in range(0, len(present), OPEN_FILES):
-            group = present[start : start + OPEN_FILES]
-            here = np.flatnonzero((shard >= group[0]) & (shard <= group[-1]))
-            table = offset.ravel()[here], length.ravel()[here]
-            self._read_group(group, shard[here], *table, address.ravel()[here])
-        self.bytes += int(length.sum())
+        """Read rows ``begin`` to ``end`` of each sample to row ``at`` of ``columns``; check those to be."""
+        sizes = end - begin
+        if not sizes.all():  # a shard of which nothing is read need not be there
+            some = np.flatnonzero(sizes)
+            at, rows, begin, end, sizes = at[some], rows[some], begin[some], end[some], sizes[some]
+            check = None if check is None else check[some]
+        shard = self._dataset.shard[rows].tolist()
+        present = set(shard)
+        if len(present) > OPEN_FILES:  # more than may be open together
+            for start in range(0, len(rows), OPEN_FILES):
+                part = slice(start, start + OPEN_FILES)
+                few = None if check is None else check[part]
+                self._read(columns, at[part], rows[part], begin[part], end[part], few)
+            return
+        descriptors = self._files.descriptors(present)
+        reads = Reads(
+            np.array([descriptors[one] for one in shard], np.int32),
+            np.array([position[rows] for position in self._positions]),
+            begin,
+            end,
+            at,
+            self._row_bytes,
+            np.array([columns[name].__array_interface__["data"][0] for name in self._columns], np.uint64),
+        )
+        total = int(sizes.sum()) * self._bytes_of_row
+        cuts = [0, len(rows)]
+        if total >= 2 * _PORTION_BYTES:
+            behind, portions = np.cumsum(sizes), total // _PORTION_BYTES
+            inner = np.searchsorted(behind, np.arange(1, portions) * (behind[-1] / portions))
+            cuts[1:1] = inner.tolist()
+        checking = None
+        if check is not None:
+            checked = np.flatnonzero(check)
+            place = at[checked], rows[checked], begin[checked], end[checked]
+            checking = self._checks.expected(columns, *place), np.searchsorted(checked, cuts).tolist()
 
-    def _read_group(
-        self,
-        present: NDArray[np.int32],
-        shard: NDArray[np.int32],
-        offset: NDArray[np.int64],
-        length: NDArray[np.int64],
-        address: NDArray[np.uint64],
-    ) -> None:
-        descriptors = self._files.descriptors(present.tolist())
-        fd = np.array(list(descriptors.values()), np.int32)[np.searchsorted(present, shard)]
-        done = _read(fd, offset, length, address, 0)
-        while done < len(fd):
-            entry = shard[done], fd[done], offset[done], length[done], address[done]
-            self._read_slowly(*map(int, entry))
-            done = _read(fd, offset, length, address, done + 1)
+        def work(portion: int) -> None:
+            self._read_between(reads, shard, cuts[portion], cuts[portion + 1])
+            if checking is not None:
+                expected, turns = checking
+                self._checks.check(expected, range(turns[portion], turns[portion + 1]))
 
-    def _read_slowly(self, shard: int, fd: int, offset: int, length: int, address: int) -> None:
-        """Read one entry again through Python, which retries interrupted calls and says what failed."""
+        self._threads.each(work, len(cuts) - 1, total)
+        self.bytes += total
+
+    def _read_between(self, reads: Reads, shard: list[int], start: int, stop: int) -> None:
+        """Read samples ``start`` to ``stop``."""
+        columns = len(self._columns)
+        done, last = start * columns, stop * columns
+        while (done := _read(*reads, done, last)) < last:
+            self._read_slowly(reads, shard[done // columns], *divmod(done, columns))
+            done += 1
+
+    def _read_slowly(self, reads: Reads, shard: int, i: int, c: int) -> None:
+        """Do read (i, c) again through Python, which retries interrupted calls and says what failed."""
+        size = int(reads.row_bytes[c])
+        offset = int(reads.position[c, i]) + int(reads.begin[i]) * size
+        address = int(reads.base[c]) + int(reads.at[i]) * size
+        length = int(reads.end[i] - reads.begin[i]) * size
         path, done = self._dataset.shard_path(shard), 0
         memory = memoryview((ctypes.c_ubyte * length).from_address(address))
         while done < length:
             try:
-                got = os.preadv(fd, [memory[done:]], offset + done)
+                got = os.preadv(int(reads.fd[i]), [memory[done:]], offset + done)
             except OSError as error:
                 cause = f"cannot be read at offset {offset + done} ({error.strerror})"
                 raise DataError(path, cause, "check the disk") from None
             if got == 0:
                 raise DataError(path, f"ends at offset {offset + done}, inside a sample", "copy it again")
             done += got
-
-    def _blocks(self, row: int, begin: int, end: int) -> slice:
-        block = int(self._dataset.block[row])
-        return slice(block + begin // CHECK_ROWS, block - (-end // CHECK_ROWS))
-
-    def _check(self, row: int, begin: int, end: int, raws: list[NDArray[np.uint8]]) -> None:
-        """Check rows ``begin`` to ``end`` of every column and remember that they were."""
-        for name, raw in zip(self._columns, raws, strict=True):
-            self._check_column(name, row, begin, raw)
-        self._checked[self._blocks(row, begin, end)] = True
-
-    def _check_column(self, name: str, row: int, begin: int, raw: NDArray[np.uint8]) -> None:
-        """Compare ``raw``, whole blocks from row ``begin`` on, with the running checksum at its end."""
-        if not len(raw):
-            return
-        block_bytes = CHECK_ROWS * self._dataset.schema[name].row_bytes
-        at = int(self._dataset.block[row]) + begin // CHECK_ROWS
-        sums = self._dataset.checks[name]
-        start = int(sums[at - 1]) if begin else 0
-        if crc32c(raw.data, start) == sums[at - 1 + -(-len(raw) // block_bytes)]:
-            return
-        bad = 0
-        while crc32c(raw[bad : bad + block_bytes].data, start) == sums[at]:
-            start, at, bad = int(sums[at]), at + 1, bad + block_bytes
-        sample = self._dataset.samples.column("name")[row]
-        offset = int(self._dataset.positions[name][row]) + begin * self._dataset.schema[name].row_bytes
-        raise DataError(
-            self._dataset.shard_path(int(self._dataset.shard[row])),
-            f"is damaged in the block at offset {offset + bad} (sample {sample}, column {name})",
-            "copy it again",
-        )
 
 
 def _close(files: OrderedDict[int, int]) -> None:

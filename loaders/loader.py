@@ -7,23 +7,39 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self, get_args
 
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from ..metrics import Meter
 from ..pipelines.dataset import Dataset
+from ..pipelines.engines import EngineName
 from ..pipelines.ops import OperatorSettings
 from ..samplers.ratio import RatioSchedule
 from . import arguments, state
 from .ahead import ReadAhead
-from .batches import Batches, Form
-from .fetch import Verify
-from .order import shards_of
+from .batches import columns_of
+from .checks import Verify
+from .node import NodeFeed
 from .pack import Batch
-from .plan import Cursor, Plan
-from .settings import LoaderSettings
+from .plan import Cursor
+from .settings import Feeder, Form, LoaderSettings
+from .slots import HostMemory
+from .spec import Spec, ratio_values
 
 __all__ = ["Batch", "Loader", "LoaderSettings"]
+
+
+class Feed(Protocol):
+    """Where the batches of a loader come from."""
+
+    def take(self, cursor: Cursor) -> Batch | None:
+        """The batch after ``cursor``, None after the last; raises what its making raised."""
+
+    def host_memory(self) -> HostMemory:
+        """See `Loader.host_memory`."""
+
+    def close(self) -> None:
+        """Give back what it holds; from any thread."""
 
 
 class Loader:
@@ -35,8 +51,16 @@ class Loader:
     ``dataset``: opened, or its path. ``graph``: operators as settings, or as dicts like those of a
     configuration. ``k``: rows a cloud has ("dense" needs it) or may have ("ragged"); ``ratio`` shrinks it by
     the step, to a multiple of ``multiple_of``. ``epochs``: None is endless. ``columns``: what to read beside
-    ``xyz``; None is all. ``threads``: for the work on samples, by default one a CPU, at most 4. ``meter``
+    ``xyz``; None is all. ``threads``: for the work on samples; None measures on the first batches how many
+    help, at most 4. ``engine``: what runs the graph; "auto" is "threads" on a CPU. ``max_damaged``: so many
+    samples that cannot be read are left out (weight 0, id and place stay) before it is an error. ``meter``
     counts the stages ``metrics.STREAM``.
+
+    ``feeder``: "inline" makes batches on a thread of this process. With "node" one process a node, which
+    local rank 0 starts, makes those of all replicas there and hands them out through shared memory: ranks
+    with the same ``replica`` get one copy. Every local rank opens the loader (torchrun says how many there
+    are). Then a batch occupies one of ``slots`` slots until its arrays and tensors are dropped, and an error
+    names who failed where the feeder or a reader dies, is stopped, or sends nothing for ``timeout_s``.
 
     Threads may share a loader, processes may not. Raises UsageError for arguments that do not fit, and
     DataError, at the batch concerned, where a shard is damaged.
@@ -58,27 +82,32 @@ class Loader:
         replicas: int = 1,
         form: Form = "dense",
         columns: Sequence[str] | None = None,
-        feeder: str = "inline",
-        engine: str = "auto",
+        feeder: Feeder = "inline",
+        engine: EngineName = "auto",
         threads: int | None = None,
+        slots: int | None = None,
+        timeout_s: float = 300.0,
         verify: Verify = "first",
+        max_damaged: int = 0,
         meter: Meter | None = None,
     ) -> None:
         dataset = arguments.dataset(dataset)
         operators = arguments.graph(graph)
         arguments.split(split, dataset)
-        arguments.one_of("feeder", feeder, ("inline",))
-        arguments.one_of("engine", engine, ("auto", "threads"))
-        arguments.one_of("form", form, ("dense", "ragged"))
-        arguments.one_of("verify", verify, ("first", "always", "never"))
+        arguments.one_of("feeder", feeder, get_args(Feeder))
+        arguments.one_of("engine", engine, get_args(EngineName))
+        arguments.one_of("form", form, get_args(Form))
+        arguments.one_of("verify", verify, get_args(Verify))
         arguments.whole_number("global_batch", global_batch, 1)
         arguments.whole_number("replicas", replicas, 1)
         arguments.whole_number("multiple_of", multiple_of, 1)
         arguments.whole_number("seed", seed, 0)
         arguments.whole_number("replica", replica, 0)
-        for name, value in (("epochs", epochs), ("threads", threads)):
+        arguments.whole_number("max_damaged", max_damaged, 0)
+        for name, value, least in (("epochs", epochs, 1), ("threads", threads, 1), ("slots", slots, 2)):
             if value is not None:
-                arguments.whole_number(name, value, 1)
+                arguments.whole_number(name, value, least)
+        arguments.seconds("timeout_s", timeout_s)
         arguments.row_limit(k)
         arguments.ratio(ratio)
         arguments.columns(columns)
@@ -86,39 +115,36 @@ class Loader:
             raise UsageError("loader.replica", f"{replica} of {replicas} replicas", "count from 0")
         if k is None and (form == "dense" or ratio is not None):
             raise UsageError("loader.k", "is missing", "a dense batch and a ratio need the number of rows")
-        starts, sizes = shards_of(dataset.splits[split], dataset.shard)
-        if not sizes.sum():
-            raise DataError(
-                dataset.path, f"split '{split}' has no samples", "change the splits and build again"
-            )
-        self._plan = Plan(
-            starts,
-            sizes,
-            dataset.fingerprint,
-            global_batch=global_batch,
+        self._spec = Spec(
+            dataset=dataset.path.absolute(),
+            fingerprint=dataset.fingerprint,
             split=split,
+            global_batch=global_batch,
             seed=seed,
-            ratio=ratio,
+            epochs=epochs,
+            ratio=ratio_values(ratio),
             k=k,
             multiple_of=multiple_of,
-            graph=[operator.model_dump(mode="json") for operator in operators],
-        )
-        self._meter = arguments.meter(meter)
-        self._batches = Batches(
-            dataset,
-            self._plan,
-            k=k,
             graph=operators,
-            replica=replica,
             replicas=replicas,
             form=form,
-            columns=columns,
-            threads=threads or min(4, os.cpu_count() or 1),
+            engine=engine,
+            threads=threads,
             verify=verify,
-            meter=self._meter,
+            max_damaged=max_damaged,
+            timeout_s=timeout_s,
         )
+        self._plan = self._spec.plan(dataset)
+        self._meter = arguments.meter(meter)
+        names = columns_of(dataset, columns)
+        self._feed: Feed
+        if feeder == "node":
+            self._feed = NodeFeed(self._spec, dataset, self._plan, replica, names, slots, self._meter)
+        else:
+            batches = self._spec.batches(dataset, self._plan, replica, names, self._meter)
+            self._feed = ReadAhead(batches, self._plan, epochs, self._meter)
         self._cursor = Cursor()  # of the last batch yielded
-        self._ahead = ReadAhead(self._batches, self._plan, epochs, self._meter)
+        self._skipped: dict[int, None] = {}  # in the order met
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = self._ended = False
@@ -152,7 +178,9 @@ class Loader:
                 batch = self._taken(before)
                 with self._meter.time("stream.deliver"):
                     after = self._plan.after(before)
+                    skipped = batch.ids[(batch.weight == 0) & (batch.ids != 0)]
                 self._cursor = after
+                self._skipped.update(dict.fromkeys(skipped.tolist()))
             return batch
         except BaseException:
             if self._cursor is after:  # counted, but not given to the caller
@@ -162,7 +190,7 @@ class Loader:
     def _taken(self, cursor: Cursor) -> Batch:
         self._refuse_closed()
         try:
-            batch = self._ahead.take(cursor)
+            batch = self._feed.take(cursor)
         except Exception:
             self._refuse_closed()  # what stopped threads raise says nothing
             raise
@@ -172,8 +200,8 @@ class Loader:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last yielded batch stands, as plain values: the same on every replica."""
-        return state.save(self._plan, self._cursor)
+        """Where the last yielded batch stands, as plain values: on all replicas the same, but ``skipped``."""
+        return state.save(self._plan, self._cursor, self._skipped)
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Go on after the batch that ``values`` describe.
@@ -183,15 +211,28 @@ class Loader:
         self._refuse_other_process()
         with self._lock:
             self._refuse_closed()
-            self._cursor = state.load(self._plan, values)
+            self._cursor, skipped = state.load(self._plan, values)
+            self._skipped = dict.fromkeys(skipped)
             self._ended = False
+
+    def host_memory(self) -> HostMemory:
+        """The memory that batches lie in, for a device to read it; empty where each batch has its own.
+
+        From then on the arrays of batches that other ranks of this node get too are read-only: a device
+        reads what all see, not this process's own view of it. Waits for a node's feeder, and raises
+        UsageError where a batch has been taken from it before, as that view is then made.
+        """
+        self._refuse_other_process()
+        with self._lock:
+            self._refuse_closed()
+            return self._feed.host_memory()
 
     def close(self) -> None:
         """End the threads and close the shards; may be called again, and from any thread."""
         if not self._closed:
             self._closed = True
             if os.getpid() == self._pid:
-                self._ahead.close()
+                self._feed.close()
 
     def _refuse_closed(self) -> None:
         if self._closed:

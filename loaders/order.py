@@ -23,6 +23,7 @@ from ..samplers import draw
 VERSION = 1
 WINDOW = 16  # shards whose samples are mixed
 _ROUNDS = 6
+_AHEAD = 1024  # positions computed at a time: a call costs more than many of them
 
 
 class _Range(Protocol):
@@ -84,11 +85,19 @@ class Order:
         self._edges = np.concatenate([[0], np.cumsum(sizes[shards])])
         self._windows = np.append(self._edges[:-1:WINDOW], self._edges[-1])
         self.samples = int(self._edges[-1])
+        self._known = 0, np.zeros(0, np.int64)  # the first of some positions, and their rows
 
     def rows(self, start: int, stop: int) -> NDArray[np.int64]:
         """The index rows at positions ``start`` to ``stop`` of the epoch, int64 (stop - start,)."""
         if not 0 <= start <= stop <= self.samples:
             raise IndexError(f"positions {start} to {stop} of an epoch of {self.samples}")
+        first, known = self._known
+        if not first <= start <= stop <= first + len(known):
+            first, known = start, self._rows(start, max(stop, min(start + _AHEAD, self.samples)))
+            self._known = first, known
+        return known[start - first : stop - first]
+
+    def _rows(self, start: int, stop: int) -> NDArray[np.int64]:
         parts = [np.zeros(0, np.int64)]
         while start < stop:
             window = int(np.searchsorted(self._windows, start, side="right")) - 1

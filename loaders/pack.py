@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from ..samplers.curve import serialise
 
 if TYPE_CHECKING:
     import torch
+
+Empty = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+"""``empty(name, shape, dtype)``: room for one array of a batch, with anything in it."""
 
 RESERVED = ("ids", "weight", "mask", "offsets", "transposed")
 
@@ -52,6 +56,11 @@ class Batch:
         return {name: from_numpy(values) for name, values in arrays.items()}
 
 
+def fresh(_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An `Empty` that takes new memory for each array."""
+    return np.empty(shape, dtype)
+
+
 def dense(
     clouds: list[Columns],
     fields: dict[str, Field],
@@ -59,6 +68,7 @@ def dense(
     k: int,
     order: SerialiseSettings | None,
     threads: Threads,
+    empty: Empty = fresh,
 ) -> tuple[Columns, NDArray[np.bool_]]:
     """Clouds of at most k rows as columns (places, k, ...) and their mask (places, k).
 
@@ -66,14 +76,15 @@ def dense(
     ``order`` the k rows are sorted along a curve, and column ``transposed`` int64 (places, k) sorts them
     along its transpose (Wu et al., Point Transformer V3, 2024).
     """
-    columns = {name: _by_cloud(field.empty(places * k), k) for name, field in fields.items()}
-    mask = np.zeros((places, k), np.bool_)
+    columns = {name: empty(name, field.shape(places, k), field.dtype) for name, field in fields.items()}
+    mask = empty("mask", (places, k), np.dtype(np.bool_))
     if order:
-        columns["transposed"] = np.empty((places, k), np.int64)
+        columns["transposed"] = empty("transposed", (places, k), np.dtype(np.int64))
 
     def fill(i: int) -> None:
         n = count(clouds[i]) if i < len(clouds) else 0
         if not n:
+            mask[i] = False
             for values in columns.values():
                 values[i] = 0
             if order:
@@ -97,27 +108,26 @@ def dense(
     return columns, mask
 
 
-def completed(flat: Columns, sizes: NDArray[np.int64], k: int) -> tuple[Columns, NDArray[np.bool_]]:
-    """As `dense`, for clouds that lie in columns (places * k, ...): ``sizes[i]`` rows from row i * k on."""
-    columns = {name: _by_cloud(values, k) for name, values in flat.items()}
+def completed(columns: Columns, sizes: NDArray[np.int64], empty: Empty = fresh) -> NDArray[np.bool_]:
+    """What `dense` does for clouds that lie in columns (places, k, ...), ``sizes[i]`` rows each: the mask."""
+    k = next(iter(columns.values())).shape[1]
     for i in np.flatnonzero(sizes < k):
         n = int(sizes[i])
         for values in columns.values():
             values[i, n:] = values[i, np.arange(n, k) % n] if n else 0
-    return columns, np.arange(k) < sizes[:, None]
-
-
-def _by_cloud(flat: NDArray[Any], k: int) -> NDArray[Any]:
-    return flat.reshape(-1, k, *flat.shape[1:])
+    mask = empty("mask", (len(sizes), k), np.dtype(np.bool_))
+    np.less(np.arange(k), sizes[:, None], out=mask)
+    return mask
 
 
 def ragged(
-    clouds: list[Columns], fields: dict[str, Field], places: int, threads: Threads
+    clouds: list[Columns], fields: dict[str, Field], places: int, threads: Threads, empty: Empty = fresh
 ) -> tuple[Columns, NDArray[np.int64]]:
     """Clouds one after another as columns (n, ...) and offsets int64 (places + 1,)."""
-    sizes = [count(cloud) for cloud in clouds] + [0] * (places - len(clouds))
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-    columns = {name: field.empty(int(offsets[-1])) for name, field in fields.items()}
+    offsets = edges(np.array([count(cloud) for cloud in clouds], np.int64), places, empty)
+    columns = {
+        name: empty(name, field.shape(int(offsets[-1])), field.dtype) for name, field in fields.items()
+    }
 
     def fill(i: int) -> None:
         for name, values in clouds[i].items():
@@ -125,3 +135,12 @@ def ragged(
 
     threads.each(fill, len(clouds), sum(values.nbytes for values in columns.values()))
     return columns, offsets
+
+
+def edges(sizes: NDArray[np.int64], places: int, empty: Empty = fresh) -> NDArray[np.int64]:
+    """Offsets int64 (places + 1,) of clouds of ``sizes`` rows, and of empty ones after them."""
+    offsets = empty("offsets", (places + 1,), np.dtype(np.int64))
+    offsets[0] = 0
+    np.cumsum(sizes, out=offsets[1 : len(sizes) + 1])
+    offsets[len(sizes) + 1 :] = offsets[len(sizes)]
+    return offsets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from ..config import Model, check
@@ -22,7 +23,8 @@ class Part(Model):
 class State(Model):
     """The place of the last batch that was yielded (not of those read ahead), the same for all replicas.
 
-    ``step`` counts the batches yielded. At the end of an epoch ``consumed`` is its length.
+    ``step`` counts the batches yielded. At the end of an epoch ``consumed`` is its length. ``skipped``: the
+    damaged samples this replica has left out so far.
     """
 
     version: int
@@ -34,7 +36,7 @@ class State(Model):
     skipped: tuple[int, ...]
 
 
-def save(plan: Plan, cursor: Cursor) -> dict[str, Any]:
+def save(plan: Plan, cursor: Cursor, skipped: Iterable[int] = ()) -> dict[str, Any]:
     """The state at ``cursor`` as plain values that JSON can hold."""
     part = Part(fingerprint=plan.dataset, unit="samples", consumed=cursor.consumed)
     state = State(
@@ -44,20 +46,22 @@ def save(plan: Plan, cursor: Cursor) -> dict[str, Any]:
         step=cursor.step,
         epoch=cursor.epoch,
         datasets=(part,),
-        skipped=(),
+        skipped=tuple(skipped),
     )
     return state.model_dump(mode="json")
 
 
-def load(plan: Plan, values: dict[str, Any]) -> Cursor:
-    """The cursor that ``values`` describe; UsageError names what differs where ``plan`` cannot go on."""
+def load(plan: Plan, values: dict[str, Any]) -> tuple[Cursor, tuple[int, ...]]:
+    """The cursor and the skipped samples that ``values`` describe.
+
+    Raises UsageError naming what differs where ``plan`` cannot go on.
+    """
     state = check(values, State, where=_WHERE)
     _same("version", state.version, VERSION, "resume with the release that wrote it")
     _same("assignment", state.assignment, ASSIGNMENT, "resume with the release that wrote it")
     _same("number of datasets", len(state.datasets), 1, "resume on the dataset it was saved on")
     _same("dataset", state.datasets[0].fingerprint, plan.dataset, "resume on the dataset it was saved on")
     _same("plan", state.plan, plan.fingerprint, "keep split, seed, batch, ratio, k and graph, or start anew")
-    _same("number of skipped samples", len(state.skipped), 0, "resume with the release that wrote it")
     cursor = Cursor(state.step, state.epoch, state.datasets[0].consumed)
     if not plan.reaches(cursor):
         raise UsageError(
@@ -66,7 +70,7 @@ def load(plan: Plan, values: dict[str, Any]) -> Cursor:
             f"epochs of {plan.samples} samples",
             "the state is damaged: resume from another checkpoint",
         )
-    return cursor
+    return cursor, state.skipped
 
 
 def _same(name: str, found: object, wanted: object, fix: str) -> None:

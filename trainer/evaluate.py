@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from ..samplers.random import random
 from .parallel.data import Ranks
 from .settings import TrainerSettings
 from .step import Learner
-from .tasks import Columns, Segmentation
+from .tasks import Segmentation
 
 log = logging.getLogger(__name__)
 
 CLOUDS = 8  # clouds of k points in one forward pass: bounds the memory, whatever the sample's size
 
+Columns = Mapping[str, NDArray[Any]]
 Int32 = NDArray[np.int32]
 SCHEMA = pa.schema(
     [
@@ -128,7 +130,9 @@ def predict_points(
         counted = np.take_along_axis(fresh[start : start + CLOUDS], order, axis=1)
         mask = counted | (n >= k)  # a small cloud repeats rows, and repeats are padding as in training
         with torch.inference_mode():
-            answer = model(*task.inputs(dense, mask, device)).cpu().numpy()
+            tensors = {name: torch.from_numpy(values).to(device) for name, values in dense.items()}
+            inputs = task.inputs(tensors, torch.from_numpy(mask).to(device))
+            answer = model(*inputs).cpu().numpy()
         scores[np.take_along_axis(some, order, axis=1)[counted]] = answer[counted]
     model.train()
     return scores

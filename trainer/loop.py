@@ -12,6 +12,7 @@ import torch
 from crc32c import crc32c
 
 from ..errors import DataError
+from ..loaders.device import Mover, device_of
 from ..loaders.loader import Batch, Loader
 from ..metrics import STREAM, TRAIN, Meter
 from ..pipelines.dataset import Dataset
@@ -94,13 +95,17 @@ def train(
     rank, speed = learner.ranks.rank, Speed(meter, settings.steps - done)
     saved_s = time.monotonic()
     batches = iter(loader)
-    with StepLog(out / "steps.jsonl", settings.steps, done) if rank == 0 else nullcontext() as lines:
+    with (
+        StepLog(out / "steps.jsonl", settings.steps, done) if rank == 0 else nullcontext() as lines,
+        Mover(loader, device_of(learner.ranks.device)) as mover,
+    ):
         for step in range(done, settings.steps):
             with meter.wait("train.wait"):
+                mover.make_room()
                 batch = next(batches)
             # Rank 0 looks at its clock for all: a checkpoint is everybody's work.
             late = rank == 0 and time.monotonic() > saved_s + 60 * settings.checkpoint_minutes
-            outcome = train_step(learner, batch, meter, tally=(*tally(batch), int(late)))
+            outcome = train_step(learner, batch, meter, (*tally(batch), int(late)), mover.move)
             samples, size, crc, some_late = outcome.tally
             if lines:
                 lines.write(batch, outcome, samples, crc)

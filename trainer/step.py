@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,8 @@ from .optim import adamw, learning_rate, set_learning_rate
 from .parallel.data import Ranks
 from .settings import TrainerSettings
 from .tasks import Segmentation
+
+Move = Callable[[Batch], Mapping[str, torch.Tensor]]
 
 
 class Learner:
@@ -42,19 +45,23 @@ class Outcome:
     tally: tuple[int, ...]  # the sums over ranks of what the caller counted
 
 
-def train_step(learner: Learner, batch: Batch, meter: Meter, tally: tuple[int, ...] = ()) -> Outcome:
+def train_step(
+    learner: Learner, batch: Batch, meter: Meter, tally: tuple[int, ...] = (), move: Move = Batch.torch
+) -> Outcome:
     """Learn from one global batch, of which ``batch`` is this rank's share.
 
     The loss is the mean over all rows of the global batch that count, whatever rank holds them; where none
     does, all ranks skip the update together. ``tally``: integers (< 2^53) to be added up over ranks.
-    Raises DataError, on all ranks, where the loss or a gradient is not finite.
+    ``move`` brings the batch to the model's device. Raises DataError, on all ranks, where the loss or a
+    gradient is not finite.
     """
     task, ranks, device = learner.task, learner.ranks, learner.ranks.device
     reseed(learner.settings.seed, batch.step, device)
-    assert batch.mask is not None, "the trainer reads dense batches"
     with meter.time("train.h2d"):
-        inputs = task.inputs(batch.columns, batch.mask, device)
-        labels, here = task.labels(batch.columns, batch.mask, batch.weight, device)
+        tensors = move(batch)
+        inputs = task.inputs(tensors, tensors["mask"])
+        labels, counts = task.labels(tensors, tensors["mask"], tensors["weight"])
+        here = int(counts)
     with meter.time("train.sync", items=0):
         sums = ranks.sum(torch.tensor([here, *tally], dtype=torch.float64, device=device))
         points, *tallied = (int(v) for v in sums.tolist())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +18,7 @@ from .settings import FIELDS, Feature, ModelSettings
 _WIDTHS: dict[Feature, int] = {"xy": 2, "z": 1, "intensity": 1, "returns": 2, "rgb": 3}
 _BRIGHTNESS: tuple[Feature, ...] = ("intensity", "rgb")
 
-Columns = Mapping[str, NDArray[Any]]
+Tensors = Mapping[str, Tensor]
 
 
 class TaskState(Model):
@@ -63,41 +61,38 @@ class Segmentation:
         self.width = sum(_WIDTHS[f] for f in model.features)
         self.classes = len(state.classes)
 
-    def inputs(self, columns: Columns, mask: NDArray[np.bool_], device: torch.device) -> Inputs:
-        """What the model reads of a dense batch: columns (b, k, ...) sorted along the first curve."""
-        return Inputs(
-            torch.from_numpy(columns["xyz"]).to(device),
-            torch.from_numpy(self.features(columns)).to(device),
-            torch.from_numpy(columns["transposed"]).to(device),
-            None if mask.all() else torch.from_numpy(mask).to(device),
-        )
+    def inputs(self, columns: Tensors, mask: Tensor) -> Inputs:
+        """What the model reads of a dense batch, where its tensors are: columns (b, k, ...), mask (b, k).
 
-    def features(self, columns: Columns) -> NDArray[np.float32]:
+        The rows are sorted along the first curve.
+        """
+        features = self.features(columns)
+        return Inputs(columns["xyz"], features, columns["transposed"], None if mask.all() else mask)
+
+    def features(self, columns: Tensors) -> Tensor:
         """Features float32 (b, k, width) of dense columns (b, k, ...), each near 1 in size."""
-        return np.concatenate([self._feature(f, columns) for f in self.model.features], axis=-1)
+        return torch.cat([self._feature(f, columns) for f in self.model.features], dim=-1)
 
-    def _feature(self, name: Feature, columns: Columns) -> NDArray[np.float32]:
+    def _feature(self, name: Feature, columns: Tensors) -> Tensor:
         if name == "xy":
             xy = columns["xyz"][..., :2]
-            middle = (xy.min(axis=1, keepdims=True) + xy.max(axis=1, keepdims=True)) / 2
-            return _float32((xy - middle) / self.model.xy_scale)
+            middle = (xy.amin(dim=1, keepdim=True) + xy.amax(dim=1, keepdim=True)) / 2
+            return (xy - middle) / self.model.xy_scale
         if name == "z":
             z = columns["xyz"][..., 2:]
-            return _float32((z - z.min(axis=1, keepdims=True)) / self.model.z_scale)
+            return (z - z.amin(dim=1, keepdim=True)) / self.model.z_scale
         if name == "returns":
-            number, returns = (_float32(columns[f]) for f in FIELDS[name])
-            returns = np.maximum(returns, 1)
-            return np.stack([number / returns, (returns - 1) / 4], axis=-1)
-        share = _float32(columns[name]) / np.float32(self.state.bright[name])
-        return _float32(share.clip(0, 1)).reshape(*columns["xyz"].shape[:2], -1)
+            number, returns = (columns[f].float() for f in FIELDS[name])
+            returns = returns.clamp(min=1)
+            return torch.stack([number / returns, (returns - 1) / 4], dim=-1)
+        share = columns[name].float() / self.state.bright[name]
+        return share.clamp(0, 1).reshape(*columns["xyz"].shape[:2], -1)
 
-    def labels(
-        self, columns: Columns, mask: NDArray[np.bool_], weight: NDArray[np.float32], device: torch.device
-    ) -> tuple[Tensor, int]:
+    def labels(self, columns: Tensors, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Labels int64 (b, k), `IGNORED` where a row does not count, and how many rows count."""
-        counts = mask & (weight > 0)[:, np.newaxis] & (columns["label"] >= 0)
-        labels = np.where(counts, columns["label"], IGNORED).astype(np.int64)
-        return torch.from_numpy(labels).to(device), int(counts.sum())
+        label = columns["label"].long()
+        counts = mask & (weight > 0)[:, None] & (label >= 0)
+        return torch.where(counts, label, IGNORED), counts.sum()
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy, summed over the rows that count."""
@@ -116,7 +111,3 @@ def task_state(model: ModelSettings, dataset: Dataset) -> TaskState:
     fields = [f for f in _BRIGHTNESS if f in model.features and f in dataset.statistics]
     bright = {f: max(value or 0.0 for value in dataset.statistics[f].p99) for f in fields}
     return TaskState(classes=tuple(dataset.classes), bright={f: b or 1.0 for f, b in bright.items()})
-
-
-def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    return np.asarray(values, np.float32)

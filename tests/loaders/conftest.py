@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import dis
+import json
+import os
+import select
+import subprocess
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tamis.loaders import node, protocol
 from tamis.pipelines import shards
 from tamis.pipelines.build import build
 from tamis.pipelines.dataset import Dataset
@@ -89,3 +101,138 @@ def wait_until() -> Callable[..., None]:
 def _no_thread_is_left(wait_until: Callable[..., None]) -> Iterator[None]:
     yield
     wait_until(no_threads)
+
+
+@pytest.fixture
+def interrupt() -> Callable[..., Callable[..., Any]]:
+    """``interrupt(at, *modules, but=)``: a trace function for `sys.settrace`.
+
+    It raises KeyboardInterrupt at the ``at``-th point of the modules' own code, but in functions named
+    ``but``, at which CPython lets a signal's handler run: after a call, at a start, in a loop.
+    """
+
+    def points(code: CodeType) -> set[int]:
+        found = list(dis.get_instructions(code))
+        after = ("CALL", "RESUME", "JUMP_BACKWARD")
+        return {b.offset for a, b in pairwise(found) if a.opname.startswith(after)}
+
+    def made(at: int, *modules: ModuleType, but: Sequence[str] = ()) -> Callable[..., Any]:
+        files, known = {module.__file__ for module in modules}, dict[CodeType, set[int]]()
+        left = at
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal left
+            code = frame.f_code
+            if code.co_filename not in files or code.co_name in but:
+                return None
+            frame.f_trace_opcodes = True
+            if code not in known:
+                known[code] = points(code)
+            if event == "opcode" and frame.f_lasti in known[code]:
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    return made
+
+
+class Rank:
+    """A process that runs ``rank.py``. ``environ``: beside this one's. ``group``: of processes, to join."""
+
+    def __init__(
+        self, data: Dataset, arguments: dict[str, Any], environ: dict[str, str], group: int | None
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("rank.py"), data.path, json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | environ,
+            process_group=group,
+        )
+        self.pid = self.process.pid
+        self._read = b""
+
+    def tell(self, *command: Any) -> None:
+        """Send a command."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self, timeout_s: float = 60) -> Any:
+        """The answer to the oldest command that has none yet, None where the process ended."""
+        assert self.process.stdout
+        end = time.monotonic() + timeout_s
+        while b"\n" not in self._read:
+            left_s = end - time.monotonic()
+            assert left_s > 0, f"no answer in {timeout_s} s"
+            if select.select([self.process.stdout], [], [], left_s)[0]:
+                if not (read := os.read(self.process.stdout.fileno(), 1 << 16)):
+                    return None
+                self._read += read
+        line, _, self._read = self._read.partition(b"\n")
+        return json.loads(line)
+
+    def ask(self, *command: Any, timeout_s: float = 60) -> Any:
+        """The answer to a command."""
+        self.tell(*command)
+        return self.answer(timeout_s)
+
+    def end(self) -> str:
+        """End it in order; what it wrote to its stderr."""
+        return self.process.communicate(timeout=60)[1].decode()
+
+
+class Ranks:
+    """Starts ranks, and knows what is left of them. ``folder``: for temporary files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark, self.folder = uuid.uuid4().hex, folder
+        self.started: list[Rank] = []
+        self.addresses: set[str] = set()
+
+    def __call__(
+        self, data: Dataset, *changes: dict[str, Any], port: str = "", **arguments: Any
+    ) -> list[Rank]:
+        """A rank with a node's feeder for each of ``changes``, which may have an ``environ``; all open."""
+        port = port or uuid.uuid4().hex
+        arguments = {"global_batch": 4, "k": 64, "feeder": "node", "timeout_s": 100.0, **arguments}
+        made: list[Rank] = []
+        for rank, change in enumerate(changes):
+            place = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(changes)), "MASTER_PORT": port}
+            environ = (
+                place | {"TAMIS_TEST": self.mark, "TMPDIR": str(self.folder)} | change.get("environ", {})
+            )
+            own = {name: value for name, value in change.items() if name != "environ"}
+            made.append(Rank(data, arguments | own, environ, made[0].pid if made else 0))
+            key = f"{node.place(environ).run} {data.fingerprint} train"
+            self.addresses.add(protocol.address(key, 0))
+        self.started += made
+        for one in made:
+            assert (answer := one.answer()) == "open", answer
+        return made
+
+    def left(self) -> list[str]:
+        """The command lines of their processes, and of the feeders', and the sockets' names."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # it has ended, or is of another user
+                if f"TAMIS_TEST={self.mark}".encode() in path.read_bytes().split(b"\0"):
+                    found.append((path.parent / "cmdline").read_text().replace("\0", " "))
+        sockets = Path("/proc/net/unix").read_text()
+        return found + [address for address in self.addresses if address in sockets]
+
+
+@pytest.fixture
+def ranks(wait_until: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """See `Ranks`. At the end all are killed, and nothing that they started may be left."""
+    started = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield started
+    for one in started.started:
+        one.process.kill()
+        one.process.communicate()
+    wait_until(lambda: not started.left())
+    assert not [*started.folder.iterdir(), *Path("/dev/shm").glob("*tamis*")]

@@ -32,10 +32,10 @@ def test_s17_an_exception_in_an_operator_reaches_the_consumer(
 ) -> None:
     data, made_batches = make([300] * 6), Batches.make
 
-    def make_or_fail(self: Batches, cursor: Any) -> Batch:
+    def make_or_fail(self: Batches, cursor: Any, *empty: Any) -> Batch:
         if cursor.step == 3:
             raise MemoryError("no room")
-        return made_batches(self, cursor)
+        return made_batches(self, cursor, *empty)
 
     monkeypatch.setattr(Batches, "make", make_or_fail)
     with Loader(data, global_batch=1, k=128) as made:
@@ -103,7 +103,7 @@ def test_the_meter_counts_every_stage(make: Make, wait_until: Wait) -> None:
     data, meter = make([300] * 4), Meter(STREAM)
     with Loader(data, global_batch=2, k=128, epochs=1, meter=meter) as made:
         next(made)
-        wait_until(lambda: made._ahead._last.done())  # type: ignore[union-attr]
+        wait_until(lambda: made._feed._last.done())  # type: ignore[attr-defined]
         time.sleep(0.05)
         rest = list(made)
         assert next(made, None) is None
@@ -119,7 +119,7 @@ def test_a_slow_consumer_blocks_the_stream(make: Make, wait_until: Wait) -> None
     data, meter = make([300] * 6), Meter(STREAM)
     with Loader(data, global_batch=1, k=128, meter=meter) as made:
         next(made)
-        wait_until(lambda: made._ahead._last.done())  # type: ignore[union-attr]
+        wait_until(lambda: made._feed._last.done())  # type: ignore[attr-defined]
         time.sleep(0.05)
         next(made)
     rows = {row["stage"]: row for row in stage_rows(STREAM, meter.table[None], 1.0)}

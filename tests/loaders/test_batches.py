@@ -80,9 +80,9 @@ def test_a_batch_that_is_read_in_place_is_the_one_that_is_packed(
             assert torch.equal(arrays[name], values)
 
 
-def packed(self: Batches, rows: Any, first: Any, stop: Any, places: int, batch: Any) -> Any:
+def packed(self: Batches, part: Any, empty: Any) -> Any:
     """The way of a batch that operators touch, with none."""
-    return self._packed(self._fetcher.fetch(rows, first, stop), places, batch)
+    return self._packed(self._fetcher.fetch(part.rows, part.first, part.stop), part, empty)
 
 
 def test_a_stored_farthest_order_gives_farthest_points_by_a_prefix(make: Make) -> None:

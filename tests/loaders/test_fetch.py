@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from tamis.errors import DataError
 from tamis.loaders import fetch
-from tamis.loaders.fetch import Fetcher, Verify
+from tamis.loaders.checks import Verify
+from tamis.loaders.fetch import Fetcher
 from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.run_threads import Threads
 

@@ -209,8 +209,8 @@ def test_the_end_of_the_last_epoch_is_the_end(make: Make) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"feeder": "node"}, "loader.feeder: 'node' is not available; use 'inline'"),
-        ({"engine": "dali"}, "loader.engine: 'dali' is not available; use 'auto' or 'threads'"),
+        ({"feeder": "both"}, "loader.feeder: 'both' is not available; use 'inline' or 'node'"),
+        ({"engine": "gpu"}, "loader.engine: 'gpu' is not available; use 'auto' or 'threads' or 'dali'"),
         ({"form": "padded"}, "use 'dense' or 'ragged'"),
         ({"verify": "sometimes"}, "use 'first' or 'always' or 'never'"),
         ({"global_batch": 0}, "loader.global_batch: is 0; give a whole number of at least 1"),
@@ -221,6 +221,10 @@ def test_the_end_of_the_last_epoch_is_the_end(make: Make) -> None:
         ({"k": None}, "loader.k: is missing"),
         ({"k": 0}, "loader.k: is 0"),
         ({"threads": 0}, "loader.threads: is 0"),
+        ({"slots": 1}, "loader.slots: is 1"),
+        ({"timeout_s": 0}, "loader.timeout_s: is 0"),
+        ({"timeout_s": float("inf")}, "loader.timeout_s: is inf"),
+        ({"max_damaged": -1}, "loader.max_damaged: is -1"),
         ({"seed": 0.5}, "loader.seed: is 0.5"),
         ({"epochs": -1}, "loader.epochs: is -1"),
         ({"split": "dev"}, "no split 'dev' .* it has train"),
@@ -274,8 +278,11 @@ def test_settings_are_strict() -> None:
     assert LoaderSettings().feeder == "inline"
     assert LoaderSettings.model_validate_json('{"graph": [{"kind": "rotate"}]}').graph == (RotateSettings(),)
     for wrong in (
-        '{"feeder": "node"}',
-        '{"engine": "dali"}',
+        '{"feeder": "both"}',
+        '{"engine": "torch"}',
+        '{"slots": 1}',
+        '{"timeout_s": 0}',
+        '{"max_damaged": -1}',
         '{"batch": 0}',
         '{"graph": [{"kind": "warp"}]}',
         '{"graph": [{"kind": "voxel", "size": Infinity}]}',

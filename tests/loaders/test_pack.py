@@ -46,7 +46,8 @@ def test_clouds_that_lie_in_place_are_completed_as_others_are_packed() -> None:
         values[...] = 77
         for i, one in enumerate(clouds):
             values[i * 7 : i * 7 + len(one[name])] = one[name]
-    columns, mask = completed(flat, np.array([0, 1, 3, 7, 5, 0]), 7)
+    columns = {name: values.reshape(6, 7, *values.shape[1:]) for name, values in flat.items()}
+    mask = completed(columns, np.array([0, 1, 3, 7, 5, 0]))
     want, wanted = dense(clouds, FIELDS, 6, 7, None, Threads(1))
     assert np.array_equal(mask, wanted)
     assert mask.dtype == wanted.dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import os
 import pickle
 import sys
@@ -10,8 +9,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -34,43 +31,14 @@ def read(data: Dataset, **changes: Any) -> list[tuple[int, bytes, bytes]]:
         return [content(batch) for batch in made]
 
 
-def points(code: CodeType) -> set[int]:
-    """Offsets at which CPython lets a signal's handler run: after a call, at a start, in a loop."""
-    found = list(dis.get_instructions(code))
-    after = ("CALL", "RESUME", "JUMP_BACKWARD")
-    return {b.offset for a, b in pairwise(found) if a.opname.startswith(after)}
-
-
-def interrupt(at: int) -> Callable[..., Any]:
-    """A trace function that raises KeyboardInterrupt at the ``at``-th such point of the loader's own code."""
-    files, known = {ahead.__file__, loader.__file__}, dict[CodeType, set[int]]()
-    left = at
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal left
-        code = frame.f_code
-        if code.co_filename not in files:
-            return None
-        frame.f_trace_opcodes = True
-        if code not in known:
-            known[code] = points(code)
-        if event == "opcode" and frame.f_lasti in known[code]:
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-        return trace
-
-    return trace
-
-
-def test_an_interrupt_anywhere_costs_no_batch(make: Make) -> None:
+def test_an_interrupt_anywhere_costs_no_batch(make: Make, interrupt: Callable[..., Any]) -> None:
     data = make([300] * 4)
     whole, at, hit = read(data), 0, True
     while hit:
         got, hit = [], False
         with Loader(data, global_batch=1, k=64, epochs=1) as made:
             before = sys.gettrace()
-            sys.settrace(interrupt(at))
+            sys.settrace(interrupt(at, ahead, loader))
             try:
                 for batch in made:
                     got.append(content(batch))
@@ -106,18 +74,24 @@ def test_an_interrupt_as_the_thread_starts_leaves_one_reader(
 def test_one_batch_is_made_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made_batch, working, most = Batches._made, [0], [0]
 
-    def slow(self: Batches, cursor: Any) -> Batch:
+    def slow(self: Batches, part: Any, empty: Any) -> Batch:
         working[0] += 1
         most[0] = max(most[0], working[0])
         time.sleep(0.01)
-        batch = made_batch(self, cursor)
+        batch = made_batch(self, part, empty)
         working[0] -= 1
         return batch
 
     monkeypatch.setattr(Batches, "_made", slow)
     with Loader(make([300] * 4), global_batch=1, k=64) as made:
         cursor = made._cursor
-        calls = [threading.Thread(target=made._batches.make, args=(cursor,)) for _ in range(3)]
+        calls = [
+            threading.Thread(
+                target=made._feed._batches.make,  # type: ignore[attr-defined]
+                args=(cursor,),
+            )
+            for _ in range(3)
+        ]
         for call in calls:
             call.start()
         for call in calls:

@@ -69,7 +69,10 @@ def test_each_point_gets_the_scores_of_its_set(n: int, new_learner: Any, task: A
         dense["transposed"] = transposed[None]
         mask = np.ones((1, 32), bool) if n >= 32 else new[order][None]
         with torch.no_grad():
-            scores = learner.model(*task.inputs(dense, mask, torch.device("cpu")))[0].numpy()
+            inputs = task.inputs(
+                {name: torch.from_numpy(v) for name, v in dense.items()}, torch.from_numpy(mask)
+            )
+            scores = learner.model(*inputs)[0].numpy()
         for place, row in enumerate(rows[order]):
             if new[order][place]:
                 np.testing.assert_allclose(found[row], scores[place], atol=1e-5)

@@ -1,18 +1,14 @@
-"""The batches of a run, read without training."""
+"""The batches a run learns from."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
-import pytest
 
-from tamis import cli
 from tamis.metrics import STREAM, Meter
 from tamis.pipelines.dataset import Dataset
-from tamis.trainer.feed import loader_of, stream
+from tamis.trainer.feed import loader_of
 from tamis.trainer.settings import Settings
 
 Make = Callable[..., Settings]
@@ -34,24 +30,3 @@ def test_batches_hold_what_the_model_reads_and_nothing_else(run_settings: Make, 
     assert batch.k == settings.trainer.points
     # Rows come sorted along the first curve, and `transposed` is an order of them.
     assert np.array_equal(np.sort(batch.columns["transposed"], axis=1)[0], np.arange(batch.k))
-
-
-def test_the_table_tells_what_was_read(run_settings: Make, dataset: Dataset) -> None:
-    text = stream(run_settings(), dataset.path, 3)
-    assert "first batch of 5 clouds of 32 points" in text
-    assert "2 more in" in text
-    assert "limiting stage: stream." in text
-
-
-@pytest.mark.parametrize("where", ["dataset", "parent"])
-def test_a_dataset_alone_can_be_streamed(
-    dataset: Dataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    path: Path = dataset.path if where == "dataset" else dataset.path.parent
-    monkeypatch.setattr(
-        sys, "argv", ["tamis", "stream", str(path), "--steps", "2", "--set", "loader.batch=3"]
-    )
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    assert not exit.value.code
-    assert "first batch of 3 clouds" in capsys.readouterr().out

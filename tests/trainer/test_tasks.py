@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tamis.errors import DataError
 from tamis.trainer.settings import ModelSettings
@@ -26,9 +27,14 @@ def columns() -> dict[str, Any]:
     }
 
 
+def features_of(task: Segmentation, columns: dict[str, Any]) -> NDArray[np.float32]:
+    found = task.features({name: torch.from_numpy(values) for name, values in columns.items()}).numpy()
+    assert found.dtype == np.float32
+    return found
+
+
 def test_features_are_what_the_settings_say() -> None:
-    features = Segmentation(ALL, STATE, FIELDS, "here").features(columns())
-    assert features.dtype == np.float32
+    features = features_of(Segmentation(ALL, STATE, FIELDS, "here"), columns())
     assert features.shape == (2, 2, 9)
     np.testing.assert_allclose(features[0, 0], [-1, -0.5, 0, 0.5, 0.5, 0.25, 0.5, 0.5, 0.5])
     np.testing.assert_allclose(features[0, 1], [1, 0.5, 0.5, 1.0, 1.0, 0.25, 0.5, 0.5, 0.5])
@@ -39,7 +45,36 @@ def test_features_do_not_depend_on_where_the_cloud_stands() -> None:
     task = Segmentation(ALL, STATE, FIELDS, "here")
     here = columns()
     there = columns() | {"xyz": here["xyz"] + np.float32(64)}
-    np.testing.assert_array_equal(task.features(here), task.features(there))
+    np.testing.assert_array_equal(features_of(task, here), features_of(task, there))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_features_are_what_numpy_makes_of_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    task = Segmentation(ALL.model_copy(update={"xy_scale": 3.7, "z_scale": 0.3}), STATE, FIELDS, "here")
+    xyz = rng.normal(0, 50, (3, 40, 3)).astype(np.float32)
+    number, returns = rng.integers(0, 8, (2, 3, 40)).astype(np.uint8)
+    intensity, rgb = (rng.integers(0, 2**16, (3, 40, *w)).astype(np.uint16) for w in ((), (3,)))
+    lowest, highest = xyz.min(axis=1, keepdims=True), xyz.max(axis=1, keepdims=True)
+    least = np.maximum(returns.astype(np.float32), 1)
+    expected = [
+        ((xyz - (lowest + highest) / 2) / np.float32(3.7))[..., :2],
+        ((xyz - lowest) / np.float32(0.3))[..., 2:],
+        (intensity.astype(np.float32) / np.float32(50)).clip(0, 1)[..., None],
+        np.stack([number / least, (least - 1) / 4], axis=-1),
+        (rgb.astype(np.float32) / np.float32(200)).clip(0, 1),
+    ]
+    found = features_of(
+        task,
+        {
+            "xyz": xyz,
+            "intensity": intensity,
+            "return_number": number,
+            "number_of_returns": returns,
+            "rgb": rgb,
+        },
+    )
+    np.testing.assert_array_equal(found, np.concatenate(expected, axis=-1))
 
 
 def test_the_task_asks_for_the_columns_it_needs() -> None:
@@ -55,10 +90,11 @@ def test_a_missing_field_is_an_error_that_names_it(field: str, feature: str) -> 
 
 def test_only_labelled_valid_rows_of_real_samples_count() -> None:
     task = Segmentation(ModelSettings(), STATE, FIELDS, "here")
-    label = np.array([[0, 1, -1, 1], [1, 1, 1, 1]], np.int32)
-    mask = np.array([[True, True, True, False], [True] * 4])
-    found, count = task.labels({"label": label}, mask, np.array([1, 0], np.float32), torch.device("cpu"))
+    label = torch.tensor([[0, 1, -1, 1], [1, 1, 1, 1]], dtype=torch.int32)
+    mask = torch.tensor([[True, True, True, False], [True] * 4])
+    found, count = task.labels({"label": label}, mask, torch.tensor([1.0, 0.0]))
     assert count == 2
+    assert found.dtype == torch.int64
     assert found.tolist() == [[0, 1, -1, -1], [-1] * 4]
 
 
