@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_PACKAGED = {"tests", "bench", "docs", "build", "dist", "runs"}
+NOT_PACKAGED = {"tests", "docs", "examples", "build", "dist", "runs"}
 
 
 def shipped_files() -> set[str]:
