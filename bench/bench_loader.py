@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tamis import Dataset, Loader, build
-from tamis.loaders.batches import Form
+from tamis.loaders.settings import Form
 from tamis.pipelines.build import DataSettings
 
 BATCH, COLUMNS = 32, ["xyz", "intensity"]
