@@ -16,6 +16,7 @@ from typing import Any
 from . import processes
 
 _PACKAGE = Path(__file__).parent.parent
+_GRACE_S = 2.0
 
 
 class Failed(Exception):
@@ -51,7 +52,8 @@ class Running:
 
     def end(self) -> None:
         """End every process of it, and remove its files."""
-        processes.kill(self.mark)
+        ended = self.process.poll() is not None
+        processes.kill(self.mark, _GRACE_S if ended else 0.0)  # some then still remove what they shared
         self.process.wait()
         self.folder.cleanup()
 

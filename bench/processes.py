@@ -13,6 +13,8 @@ from pathlib import Path
 
 MARK = "TAMIS_BENCH_JOB"
 
+_KILL_S = 5.0  # in which a killed process is gone
+
 
 def marked(mark: str) -> list[int]:
     """The processes that carry ``mark``, but for the caller."""
@@ -28,9 +30,12 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def kill(mark: str, wait_s: float = 5.0) -> None:
-    """End every process that carries ``mark``."""
-    end = time.monotonic() + wait_s
+def kill(mark: str, grace_s: float) -> None:
+    """End every process that carries ``mark``, unless it ends by itself within ``grace_s`` seconds."""
+    end = time.monotonic() + grace_s
+    while marked(mark) and time.monotonic() < end:
+        time.sleep(0.01)
+    end = time.monotonic() + _KILL_S
     while (left := marked(mark)) and time.monotonic() < end:
         for pid in left:
             try:

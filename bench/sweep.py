@@ -18,7 +18,7 @@ from .envs import python_for
 
 FIGURES = ("batch_bytes", "gb_s", "samples_s", "first_s", "cpu_ms", "others_ms", "rss_mb")
 
-_RIVALS = 3  # peers of a delivery that are measured again
+_RIVALS = 2  # peers of a delivery that are measured again
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Feeder:
         self._request, self._spec = request, Spec.model_validate_json(json.dumps(request.loader))
         os.set_inheritable(request.listener, False)
         self._server = socket.socket(fileno=request.listener)
+        self._arriving: dict[int, socket.socket] = {}  # have not said who they are
         self._readers: list[Reader] = []
         self._fillers: dict[int, Filler] = {}
         self._attachments: dict[int, tuple[dict[str, Any], list[int]]] = {}  # by rank
@@ -89,10 +90,10 @@ class Feeder:
             self._reserve()
             self._serve()
         except TamisError as error:
-            self._tell(error, self._readers)
+            self._tell_all(error)
             raise
         except OSError as error:
-            self._tell(system_error(error, "loader.feeder"), self._readers)
+            self._tell_all(system_error(error, "loader.feeder"))
             raise
         finally:
             for filler in self._fillers.values():
@@ -100,22 +101,21 @@ class Feeder:
             ended = [filler.close() for filler in self._fillers.values()]
             if not all(ended):
                 os._exit(1)  # a thread hangs in a read: it must not keep this process alive
-            for one in (self._server, *(reader.socket for reader in self._readers)):
+            for one in (self._server, *self._arriving.values(), *(reader.socket for reader in self._readers)):
                 one.close()
 
     def _attach(self) -> None:
         """Wait for every rank of this node: for the first as long as it takes, then as long as allowed."""
         starter = self._starter()
-        arriving: dict[int, socket.socket] = {}  # have not said who they are
         deadline_s = float("inf")
         while len(self._readers) < self._request.readers:
             if time.monotonic() > deadline_s:
                 raise self._missing()
-            ready = self._look([self._server.fileno(), starter, *arriving])
-            for fd in ready & arriving.keys():
-                self._welcome(arriving.pop(fd))
-            if self._server.fileno() in ready and (connection := self._accepted()):
-                arriving[connection.fileno()] = connection
+            ready = self._look([self._server.fileno(), starter, *self._arriving])
+            for fd in ready & self._arriving.keys():
+                self._welcome(self._arriving.pop(fd))
+            if self._server.fileno() in ready:
+                self._accept()
             if any(reader.left for reader in self._readers):
                 cause = "a rank has closed its loader before all ranks of this node had opened it"
                 raise DataError("loader.feeder", cause, "close it on all ranks at the same place")
@@ -133,15 +133,14 @@ class Feeder:
             cause = "the rank that started it has ended"
             raise DataError("loader.feeder", cause, "see its own message") from None
 
-    def _accepted(self) -> socket.socket | None:
+    def _accept(self) -> None:
         connection = self._server.accept()[0]
         try:
             protocol.peer(connection)
+            self._arriving[connection.fileno()] = connection
         except UsageError as error:  # anyone may connect: that must not end the run
             _log.warning("a connection is refused: %s", error)
             connection.close()
-            return None
-        return connection
 
     def _welcome(self, connection: socket.socket) -> None:
         message, _ = protocol.receive(connection)
@@ -319,6 +318,14 @@ class Feeder:
         for reader in readers:
             if not reader.left:
                 protocol.send(reader.socket, {"error": error.plain()})
+
+    def _tell_all(self, error: TamisError) -> None:
+        """Tell those who have not been welcomed yet, too."""
+        self._tell(error, self._readers)
+        while self._server.fileno() >= 0 and self._server.fileno() in _ready([self._server.fileno()], 0):
+            self._accept()
+        for connection in self._arriving.values():
+            protocol.send(connection, {"error": error.plain()})
 
 
 def _ready(fds: list[int], timeout_ms: float) -> set[int]:

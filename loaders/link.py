@@ -29,6 +29,7 @@ from .protocol import Hello, Request
 
 _LOOK_S = 0.2
 _CONNECT_S = 0.01
+_START_S = 60.0  # that a feeder may take until it listens, on a machine that has much to do
 _CLOSE_S = 5.0
 _open: set[Link] = set()
 _feeders: list[subprocess.Popen[bytes]] = []  # of this process, until they are seen to have ended
@@ -83,7 +84,7 @@ class Link:
                     raise DataError("loader.feeder", cause, fix)
                 time.sleep(_CONNECT_S)
         protocol.send(self._socket, self._hello.model_dump(mode="json"))
-        message, files = self.hear("room", deadline_s)
+        message, files = self.hear("room", self._timeout_s + _START_S)  # it knows best who is missing
         try:
             if not self._process:
                 self._meet(message["feeder"])
@@ -99,12 +100,13 @@ class Link:
         assert self._socket is not None
         protocol.send(self._socket, message)
 
-    def hear(self, wanted: str, deadline_s: float) -> tuple[dict[str, Any], list[int]]:
+    def hear(self, wanted: str, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
         """The next message that has the key ``wanted``, and the files with it.
 
         Raises the error that the feeder tells in its place, and DataError where it has ended, is stopped, or
         says nothing.
         """
+        deadline_s = time.monotonic() + timeout_s
         while True:
             ready = self.wait(deadline_s)
             if ready:
@@ -113,7 +115,7 @@ class Link:
                     return message, files
                 _close(files)
             elif time.monotonic() > deadline_s:
-                cause = f"{self.feeder} has not answered for {self._timeout_s:g} s"
+                cause = f"{self.feeder} has not answered for {timeout_s:g} s"
                 raise DataError("loader.feeder", cause, "take batches on every rank of this node")
 
     def wait(self, deadline_s: float, events: Sequence[int] = ()) -> set[int]:

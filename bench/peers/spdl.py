@@ -20,8 +20,8 @@ _SLOTS = 6
 
 def settings(clouds: str) -> list[tuple[Delivery, Settings]]:  # noqa: ARG001 - the same on every set
     swept: list[tuple[Delivery, Settings]] = [("in-process", {"threads": n}) for n in (1, 2)]
-    for arena in ("none", "ring", "pool"):
-        swept += [("process", {"threads": n, "arena": arena}) for n in (1, 2)]
+    swept += [("process", {"threads": 1, "arena": arena}) for arena in ("none", "ring")]
+    swept += [("process", {"threads": n, "arena": "pool"}) for n in (1, 2)]
     swept += [("process", {"threads": n, "arena": "pool", "continuous": True}) for n in (1, 2)]
     return swept
 

@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -145,11 +146,12 @@ class Rank:
     def __init__(
         self, data: Dataset, arguments: dict[str, Any], environ: dict[str, str], group: int | None
     ) -> None:
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would not end before the feeder does
         self.process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("rank.py"), data.path, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._noise,
             env=os.environ | environ,
             process_group=group,
         )
@@ -183,7 +185,19 @@ class Rank:
 
     def end(self) -> str:
         """End it in order; what it wrote to its stderr."""
-        return self.process.communicate(timeout=60)[1].decode()
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait(60)
+        self._noise.seek(0)
+        return self._noise.read().decode()
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        for one in (self.process.stdin, self.process.stdout, self._noise):
+            assert one
+            one.close()
 
 
 class Ranks:
@@ -232,7 +246,6 @@ def ranks(wait_until: Callable[..., None], tmp_path_factory: pytest.TempPathFact
     started = Ranks(tmp_path_factory.mktemp("ranks"))
     yield started
     for one in started.started:
-        one.process.kill()
-        one.process.communicate()
+        one.kill()
     wait_until(lambda: not started.left())
     assert not [*started.folder.iterdir(), *Path("/dev/shm").glob("*tamis*")]
