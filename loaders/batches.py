@@ -195,8 +195,8 @@ class Batches:
         self, rows: NDArray[np.int64], ids: NDArray[np.uint64], batch: GlobalBatch
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The rows of each sample to read: all, the first k, or k from a drawn row on."""
-        n = self._dataset.rows[rows].astype(np.int64)
-        first = np.zeros_like(n)
+        n = self._dataset.rows[rows].astype(np.int64, copy=False)
+        first = np.zeros(len(n), np.int64)
         if self._graph.read == "whole" or batch.k is None:
             return first, n
         count = np.minimum(n, batch.k)
@@ -207,8 +207,13 @@ class Batches:
         return first, first + count
 
     def _run(self, clouds: list[Columns], part: Part) -> None:
+        about = len(clouds), self._plan.seed, part.whole.epoch, part.ids
+        keys: dict[int, list[int]] = {
+            one.place: draw.keys(*about, one.place).tolist() for one in self._graph.operators
+        }
+
         def key(i: int, operator: Operator) -> int:
-            return draw.key(self._plan.seed, part.whole.epoch, int(part.ids[i]), operator.place)
+            return keys[operator.place][i]
 
         def name(i: int) -> str:
             return str(self._dataset.samples.column("name")[int(part.rows[i])])

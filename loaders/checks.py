@@ -47,10 +47,10 @@ class Column(NamedTuple):
 class Expected(NamedTuple):
     """Samples to check: their ``rows`` in the index, first row read, and blocks ``first`` to ``behind``."""
 
-    rows: list[int]
-    begin: list[int]
-    first: list[int]
-    behind: list[int]
+    rows: Ints
+    begin: Ints
+    first: Ints
+    behind: Ints
     columns: list[Column]
 
 
@@ -83,14 +83,13 @@ class Checks:
     def expected(self, columns: Columns, at: Ints, rows: Ints, begin: Ints, end: Ints) -> Expected:
         """What rows ``begin`` to ``end`` of samples, at row ``at`` of all rows of ``columns``, sum up to."""
         first, behind = self._blocks(rows, begin, end)
-        found = []
+        until, later, found = at + end - begin, begin > 0, []
         for name in self._columns:
             size, sums = self._dataset.schema[name].row_bytes, self._dataset.checks[name]
-            start, stop = at * size, (at + end - begin) * size
-            before = np.where(begin > 0, sums[first - 1], 0)
-            lists = (values.tolist() for values in (start, stop, before, sums[behind - 1]))
+            before = sums[first - 1] * later
+            lists = (values.tolist() for values in (at * size, until * size, before, sums[behind - 1]))
             found.append(Column(name, columns[name].reshape(-1).view(np.uint8).data, *lists))
-        return Expected(rows.tolist(), begin.tolist(), first.tolist(), behind.tolist(), found)
+        return Expected(rows, begin, first, behind, found)
 
     def check(self, expected: Expected, samples: range) -> None:
         """Check these samples, by their place in ``expected``. Raises DataError naming the damaged block."""
@@ -98,7 +97,7 @@ class Checks:
             for j in samples:
                 if crc32c(memory[start[j] : stop[j]], before[j]) != after[j]:
                     raw = memory[start[j] : stop[j]]
-                    raise self._damage(name, expected.rows[j], expected.begin[j], raw, before[j])
+                    raise self._damage(name, int(expected.rows[j]), int(expected.begin[j]), raw, before[j])
         for j in samples if self._verify == "first" else ():
             self._checked[expected.first[j] : expected.behind[j]] = True
 

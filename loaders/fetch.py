@@ -131,7 +131,7 @@ class Fetcher:
         It is read straight to its place, unless a check needs more rows than are asked for.
         """
         begin, end, check = self._checks.widened(rows, first, stop)
-        if check is None or ((begin == first).all() and (end == stop).all()):
+        if check is None or not (np.count_nonzero(begin != first) or np.count_nonzero(end != stop)):
             self._read(columns, at, rows, begin, end, check)
             return
         for cloud, start, n in zip(self.fetch(rows, first, stop), at, stop - first, strict=True):
@@ -156,7 +156,7 @@ class Fetcher:
     ) -> None:
         """Read rows ``begin`` to ``end`` of each sample to row ``at`` of ``columns``; check those to be."""
         sizes = end - begin
-        if not sizes.all():  # a shard of which nothing is read need not be there
+        if np.count_nonzero(sizes) < len(sizes):  # a shard of which nothing is read need not be there
             some = np.flatnonzero(sizes)
             at, rows, begin, end, sizes = at[some], rows[some], begin[some], end[some], sizes[some]
             check = None if check is None else check[some]

@@ -168,7 +168,7 @@ class NodeFeed:
         self._question += 1
         start = [cursor.step, cursor.epoch, cursor.consumed]
         self._link.say({"start": start, "question": self._question})
-        while (answer := self._link.hear("question", self._spec.timeout_s)[0])["question"] != self._question:
+        while (answer := self._link.hear("question", self._spec.patience_s)[0])["question"] != self._question:
             continue  # of a question that an interrupt cut short
         while self._seq < answer["from"]:
             ring.skip(self._seq)

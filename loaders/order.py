@@ -94,6 +94,7 @@ class Order:
         first, known = self._known
         if not first <= start <= stop <= first + len(known):
             first, known = start, self._rows(start, max(stop, min(start + _AHEAD, self.samples)))
+            known.setflags(write=False)  # what is given out is a part of it
             self._known = first, known
         return known[start - first : stop - first]
 

@@ -6,6 +6,8 @@ import dis
 import json
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +40,9 @@ SCAN = np.dtype(
         ("classification", "u1"),
     ]
 )
+
+
+RANK = Path(__file__).with_name("rank.py")
 
 
 def write_scan(path: Path, rows: int, seed: int) -> None:
@@ -140,39 +145,78 @@ def interrupt() -> Callable[..., Callable[..., Any]]:
     return made
 
 
+class Zygote:
+    """Forks ranks from a process that has imported what they need."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen([sys.executable, str(RANK)], stdin=theirs.fileno())
+        self._codes: dict[int, int] = {}
+
+    def start(self, arguments: list[str], environ: dict[str, str], group: int, files: list[int]) -> int:
+        """The process of a new rank, with these files as its stdin, stdout and stderr."""
+        request = {"arguments": arguments, "environ": environ, "group": group}
+        socket.send_fds(self._socket, [json.dumps(request).encode()], files)
+        while (heard := self._hear(60))[0] != "started":
+            continue
+        return int(heard[1])
+
+    def code(self, pid: int, timeout_s: float) -> int:
+        """The exit code of a rank, once it has ended."""
+        while pid not in self._codes:
+            self._hear(timeout_s)
+        return self._codes[pid]
+
+    def close(self) -> None:
+        """End it; its ranks go on."""
+        self._socket.close()
+        assert self._process.wait(60) == 0
+
+    def _hear(self, timeout_s: float) -> list[Any]:
+        self._socket.settimeout(timeout_s)
+        heard: list[Any] = json.loads(self._socket.recv(1000))
+        if heard[0] == "ended":
+            self._codes[heard[1]] = heard[2]
+        return heard
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """One for all tests of this process."""
+    one = Zygote()
+    yield one
+    one.close()
+
+
 class Rank:
-    """A process that runs ``rank.py``. ``environ``: beside this one's. ``group``: of processes, to join."""
+    """A process that runs ``rank.py``. ``environ``: beside the zygote's. ``group``: of processes, to join."""
 
     def __init__(
-        self, data: Dataset, arguments: dict[str, Any], environ: dict[str, str], group: int | None
+        self, zygote: Zygote, data: Dataset, arguments: dict[str, Any], environ: dict[str, str], group: int
     ) -> None:
+        self._zygote = zygote
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would not end before the feeder does
-        self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("rank.py"), data.path, json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._noise,
-            env=os.environ | environ,
-            process_group=group,
-        )
-        self.pid = self.process.pid
+        stdin, self._stdin = os.pipe()
+        self._stdout, stdout = os.pipe()
+        files = [stdin, stdout, self._noise.fileno()]
+        self.pid = zygote.start([str(data.path), json.dumps(arguments)], environ, group, files)
+        os.close(stdin)
+        os.close(stdout)
         self._read = b""
 
     def tell(self, *command: Any) -> None:
         """Send a command."""
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(command).encode() + b"\n")
-        self.process.stdin.flush()
+        os.write(self._stdin, json.dumps(command).encode() + b"\n")
 
     def answer(self, timeout_s: float = 60) -> Any:
         """The answer to the oldest command that has none yet, None where the process ended."""
-        assert self.process.stdout
         end = time.monotonic() + timeout_s
         while b"\n" not in self._read:
             left_s = end - time.monotonic()
             assert left_s > 0, f"no answer in {timeout_s} s"
-            if select.select([self.process.stdout], [], [], left_s)[0]:
-                if not (read := os.read(self.process.stdout.fileno(), 1 << 16)):
+            if select.select([self._stdout], [], [], left_s)[0]:
+                if not (read := os.read(self._stdout, 1 << 16)):
                     return None
                 self._read += read
         line, _, self._read = self._read.partition(b"\n")
@@ -183,28 +227,32 @@ class Rank:
         self.tell(*command)
         return self.answer(timeout_s)
 
-    def end(self) -> str:
-        """End it in order; what it wrote to its stderr."""
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait(60)
+    def end(self, code: int = 0) -> str:
+        """Let it end, with that exit code; what it wrote to its stderr."""
+        if self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
+        assert self._zygote.code(self.pid, 60) == code
         self._noise.seek(0)
         return self._noise.read().decode()
 
     def kill(self) -> None:
-        """End it, whatever it does."""
-        self.process.kill()
-        self.process.wait()
-        for one in (self.process.stdin, self.process.stdout, self._noise):
-            assert one
-            one.close()
+        """End it, whatever it does; may be called again."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._zygote.code(self.pid, 60)
+        for fd in (self._stdin, self._stdout):
+            if fd >= 0:
+                os.close(fd)
+        self._stdin = self._stdout = -1
+        self._noise.close()
 
 
 class Ranks:
     """Starts ranks, and knows what is left of them. ``folder``: for temporary files."""
 
-    def __init__(self, folder: Path) -> None:
-        self.mark, self.folder = uuid.uuid4().hex, folder
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self._zygote, self.mark, self.folder = zygote, uuid.uuid4().hex, folder
         self.started: list[Rank] = []
         self.addresses: set[str] = set()
 
@@ -221,7 +269,8 @@ class Ranks:
                 place | {"TAMIS_TEST": self.mark, "TMPDIR": str(self.folder)} | change.get("environ", {})
             )
             own = {name: value for name, value in change.items() if name != "environ"}
-            made.append(Rank(data, arguments | own, environ, made[0].pid if made else 0))
+            group = made[0].pid if made else 0
+            made.append(Rank(self._zygote, data, arguments | own, environ, group))
             key = f"{node.place(environ).run} {data.fingerprint} train"
             self.addresses.add(protocol.address(key, 0))
         self.started += made
@@ -230,8 +279,8 @@ class Ranks:
         return made
 
     def left(self) -> list[str]:
-        """The command lines of their processes, and of the feeders', and the sockets' names."""
-        found = []
+        """Their processes, those of the feeders, and the names of sockets."""
+        found = [str(one.pid) for one in self.started if Path(f"/proc/{one.pid}").exists()]
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):  # it has ended, or is of another user
                 if f"TAMIS_TEST={self.mark}".encode() in path.read_bytes().split(b"\0"):
@@ -241,9 +290,11 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(wait_until: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(
+    zygote: Zygote, wait_until: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ranks]:
     """See `Ranks`. At the end all are killed, and nothing that they started may be left."""
-    started = Ranks(tmp_path_factory.mktemp("ranks"))
+    started = Ranks(zygote, tmp_path_factory.mktemp("ranks"))
     yield started
     for one in started.started:
         one.kill()

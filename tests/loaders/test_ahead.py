@@ -103,7 +103,7 @@ def test_the_meter_counts_every_stage(make: Make, wait_until: Wait) -> None:
     data, meter = make([300] * 4), Meter(STREAM)
     with Loader(data, global_batch=2, k=128, epochs=1, meter=meter) as made:
         next(made)
-        wait_until(lambda: made._feed._last.done())  # type: ignore[attr-defined]
+        wait_until(lambda: not made._feed._run.working)  # type: ignore[attr-defined]
         time.sleep(0.05)
         rest = list(made)
         assert next(made, None) is None
@@ -119,7 +119,7 @@ def test_a_slow_consumer_blocks_the_stream(make: Make, wait_until: Wait) -> None
     data, meter = make([300] * 6), Meter(STREAM)
     with Loader(data, global_batch=1, k=128, meter=meter) as made:
         next(made)
-        wait_until(lambda: made._feed._last.done())  # type: ignore[attr-defined]
+        wait_until(lambda: not made._feed._run.working)  # type: ignore[attr-defined]
         time.sleep(0.05)
         next(made)
     rows = {row["stage"]: row for row in stage_rows(STREAM, meter.table[None], 1.0)}

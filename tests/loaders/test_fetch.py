@@ -17,6 +17,7 @@ from tamis.errors import DataError
 from tamis.loaders import fetch
 from tamis.loaders.checks import Verify
 from tamis.loaders.fetch import Fetcher
+from tamis.pipelines import run_threads
 from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.run_threads import Threads
 
@@ -98,6 +99,53 @@ def test_rows_are_read_to_their_place_and_nowhere_else(
         reads.fetch_into(found, at, ints(*rows), first, stop)
         assert all(np.array_equal(found[name], want[name]) for name in want)
     reads.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("verify", ["first", "always", "never"])
+def test_portions_that_threads_share_are_the_same_rows(
+    make: Make, monkeypatch: pytest.MonkeyPatch, verify: Verify, threads: int
+) -> None:
+    some = make([700, 256, 257, 1, 0, 90, 1500, 512, 3000, 0, 40], per_shard=2)
+    monkeypatch.setattr(run_threads, "_LITTLE_BYTES", 0)
+    pool, rng = Threads(threads), np.random.default_rng(threads)
+    for portion_bytes in (1, 9_000, 40_000, 1 << 20):
+        monkeypatch.setattr(fetch, "_PORTION_BYTES", portion_bytes)
+        reads = Fetcher(some, list(some.schema), verify, pool)
+        for _ in range(4):
+            rows = rng.integers(0, len(some.ids), 20)
+            first = rng.integers(0, some.rows[rows] + 1) // 256 * 256
+            stop = some.rows[rows]
+            at = np.cumsum(stop - first) - (stop - first)
+            columns = {name: field.empty(int((stop - first).sum())) for name, field in some.schema.items()}
+            reads.fetch_into(columns, at, rows, first, stop)
+            clouds = reads.fetch(rows, first, stop)
+            for name, values in columns.items():
+                want = [mapped(some, name, *one) for one in zip(rows, first, stop, strict=True)]
+                assert np.array_equal(values, np.concatenate(want))
+                assert np.array_equal(values, np.concatenate([cloud[name] for cloud in clouds]))
+        reads.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_damage_in_any_portion_is_found(make: Make, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    sizes = [700, 300, 256, 900, 1, 600]
+    some, pool = make(sizes, per_shard=2), Threads(threads)
+    monkeypatch.setattr(run_threads, "_LITTLE_BYTES", 0)
+    monkeypatch.setattr(fetch, "_PORTION_BYTES", 9_000)
+    every, stop = np.arange(len(sizes)), ints(*sizes)
+    for row, size in enumerate(sizes):
+        path, offset = damage(some, "normal", row, size - 1)
+        reads = Fetcher(some, list(some.schema), "first", pool)
+        for _ in range(2):  # what failed does not count as checked
+            with pytest.raises(DataError, match=f"block at offset {offset} .*column normal") as caught:
+                reads.fetch(every, 0 * stop, stop)
+            assert caught.value.where == str(path)
+        damage(some, "normal", row, size - 1)  # flips it back
+        reads.fetch(every, 0 * stop, stop)
+        reads.close()
+    pool.close()
 
 
 @pytest.mark.parametrize("verify", ["first", "always"])

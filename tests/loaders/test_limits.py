@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tamis.loaders.limits import available
+from tamis.pipelines.dataset import Dataset
 
 MB = 1 << 20
 Files = Callable[..., Path]
@@ -97,38 +98,69 @@ def test_this_machine_has_some() -> None:
 
 
 @pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group of this machine that allows 200 MB; skips where none can be made."""
-    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    v1 = next((path for _, names, path in lines if "memory" in names.split(",")), None)
-    roots = [("sys/fs/cgroup/memory" + path, "memory.limit_in_bytes") for path in (v1, "/") if path]
-    roots += [("sys/fs/cgroup" + path, "memory.max") for _, names, path in lines if not names]
-    for root, limit in roots:
-        folder = Path("/", root, f"tamis-test-{os.getpid()}")
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            (folder / limit).write_text(str(200 * MB))
-            yield folder
-        except OSError:
-            continue
-        finally:
-            folder.rmdir()
-        return
-    pytest.skip("no control group with a limit on memory can be made here")
+def group() -> Iterator[Callable[[int], Path]]:
+    """``group(mb)``: a control group of this machine that allows so much; skips where none can be made."""
+    made: list[Path] = []
+
+    def make(mb: int) -> Path:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        v1 = next((path for _, names, path in lines if "memory" in names.split(",")), None)
+        roots = [("sys/fs/cgroup/memory" + path, "memory.limit_in_bytes") for path in (v1, "/") if path]
+        roots += [("sys/fs/cgroup" + path, "memory.max") for _, names, path in lines if not names]
+        for root, limit in roots:
+            folder = Path("/", root, f"tamis-test-{os.getpid()}")
+            try:
+                folder.mkdir()
+                made.append(folder)
+                (folder / limit).write_text(str(mb * MB))
+            except OSError:
+                continue
+            return folder
+        pytest.skip("no control group with a limit on memory can be made here")
+
+    yield make
+    for folder in made:
+        folder.rmdir()
 
 
-def test_a_real_control_group_is_seen(group: Path) -> None:
-    script = """
-import os, sys
-from pathlib import Path
-Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-from tamis.loaders.limits import available
-print(*available())
-"""
-    result = subprocess.run([sys.executable, "-c", script, group], capture_output=True, text=True, check=True)
-    size, source = result.stdout.split()
+def inside(group: Path, script: str, *arguments: object) -> str:
+    """What a script prints that runs in the group."""
+    enter = f"from pathlib import Path; Path({str(group / 'cgroup.procs')!r}).write_text('0')\n"
+    command = [sys.executable, "-c", enter + script, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_real_control_group_is_seen(group: Callable[[int], Path]) -> None:
+    folder = group(200)
+    size, source = inside(folder, "from tamis.loaders.limits import available; print(*available())").split()
     assert 100 * MB < int(size) <= 200 * MB
-    assert Path(source).parent == group
+    assert Path(source).parent == folder
+
+
+def test_s04_a_group_too_small_is_refused_with_the_number_that_fits(
+    make: Callable[..., Dataset], group: Callable[[int], Path]
+) -> None:
+    script = """
+import re, sys
+from tamis.errors import UsageError
+from tamis.loaders.loader import Loader
+
+slots = 10_000
+while True:
+    try:
+        with Loader(sys.argv[1], global_batch=4, k=100_000, feeder="node", slots=slots) as loader:
+            print(sum(next(loader).step for _ in range(50)), slots)
+        break
+    except UsageError as error:
+        print(error)
+        slots = int(re.search("set loader.slots to (.*)", str(error))[1])
+"""
+    folder = group(1500)
+    said = inside(folder, script, make([100_000] * 4).path).splitlines()
+    assert 2 <= len(said) <= 4  # the feeder's own memory comes on top of what is known before it starts
+    assert f"MB are free by {folder}" in said[0]
+    steps, slots = map(int, said[-1].split())
+    assert steps == sum(range(50))
+    assert 20 < slots < 100

@@ -105,7 +105,7 @@ def test_threads_that_share_a_loader_share_its_batches(make: Make) -> None:
     with Loader(data, global_batch=1, k=64, epochs=1, threads=2) as made:
 
         def consume() -> None:
-            got.extend(content(batch) for batch in made)
+            got.extend(content(batch) for batch in iter(lambda: next(made, None), None))
 
         consumers = [threading.Thread(target=consume) for _ in range(6)]
         for consumer in consumers:

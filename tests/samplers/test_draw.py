@@ -52,3 +52,20 @@ def test_uniform_is_uniform() -> None:
     assert values.max() < 1
     counts = np.histogram(values, 100, (0, 1))[0]
     assert ((counts - 2000) ** 2 / 2000).sum() < 170  # chi-square, 99 degrees: 1 in 100,000
+
+
+@settings(deadline=None)
+@given(
+    st.lists(WORDS, max_size=5),
+    st.lists(st.integers(-5, 2**64 - 1) | st.text(max_size=3), max_size=3),
+    st.data(),
+)
+def test_many_keys_at_once_are_the_same_keys(
+    each: list[int], parts: list[int | str], data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(parts)))
+    found = draw.keys(len(each), *parts[:at], np.array(each, np.uint64), *parts[at:])
+    assert found.dtype == np.uint64
+    assert found.tolist() == [draw.key(*parts[:at], word, *parts[at:]) for word in each]
+    assert draw.keys(2, *parts).tolist() == [draw.key(*parts)] * 2
+    assert draw.first_uniform(found).tolist() == [draw.uniform(int(key), 1)[0] for key in found]
