@@ -155,11 +155,13 @@ class Link:
                 with contextlib.suppress(OSError):  # the feeder may have gone
                     self.say({"leave": True})
             self._socket.close()
-        if self._feeder >= 0:
+        feeder, self._feeder = self._feeder, -1
+        if feeder >= 0:
             if self._given_up or (self._alone and not self._socket):
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._feeder, signal.SIGKILL)
-            os.close(self._feeder)
+                    signal.pidfd_send_signal(feeder, signal.SIGKILL)
+            os.close(feeder)
+        self.ring = None  # its memory is given back with the last batch that is held
         if self._process is not None:
             _reap(self._process, _CLOSE_S if self._alone or self._given_up else 0.0)
         _open.discard(self)

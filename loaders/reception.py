@@ -114,7 +114,9 @@ class Reception:
             if self.readers:
                 deadline_s = min(deadline_s, time.monotonic() + self._request.timeout_s)
         os.close(starter)
-        self._server.close()
+        for one in (self._server, *self._arriving.values()):
+            one.close()
+        self._arriving.clear()
 
     def tell(self, error: TamisError) -> None:
         """Tell an error to all that are here, those at the door too."""

@@ -140,6 +140,7 @@ def interrupt() -> Callable[..., Callable[..., Any]]:
                     raise KeyboardInterrupt
             return trace
 
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 asks no frame later than as tracing begins
         return trace
 
     return made
@@ -160,6 +161,7 @@ class Zygote:
         socket.send_fds(self._socket, [json.dumps(request).encode()], files)
         while (heard := self._hear(60))[0] != "started":
             continue
+        self._codes.pop(heard[1], None)
         return int(heard[1])
 
     def code(self, pid: int, timeout_s: float) -> int:
@@ -201,6 +203,7 @@ class Rank:
         self._stdout, stdout = os.pipe()
         files = [stdin, stdout, self._noise.fileno()]
         self.pid = zygote.start([str(data.path), json.dumps(arguments)], environ, group, files)
+        self._pidfd = os.pidfd_open(self.pid)  # a number may be given anew, this not
         os.close(stdin)
         os.close(stdout)
         self._read = b""
@@ -236,15 +239,22 @@ class Rank:
         self._noise.seek(0)
         return self._noise.read().decode()
 
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
+
     def kill(self) -> None:
         """End it, whatever it does; may be called again."""
+        if self._pidfd < 0:
+            return
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._zygote.code(self.pid, 60)
-        for fd in (self._stdin, self._stdout):
+        for fd in (self._stdin, self._stdout, self._pidfd):
             if fd >= 0:
                 os.close(fd)
-        self._stdin = self._stdout = -1
+        self._stdin = self._pidfd = -1
         self._noise.close()
 
 
@@ -280,7 +290,7 @@ class Ranks:
 
     def left(self) -> list[str]:
         """Their processes, those of the feeders, and the names of sockets."""
-        found = [str(one.pid) for one in self.started if Path(f"/proc/{one.pid}").exists()]
+        found = [str(one.pid) for one in self.started if one.lives]
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):  # it has ended, or is of another user
                 if f"TAMIS_TEST={self.mark}".encode() in path.read_bytes().split(b"\0"):

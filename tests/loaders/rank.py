@@ -49,10 +49,10 @@ class Rank:
             del batch
         return got
 
-    def stroll(self) -> None:
+    def stroll(self, pause_s: float = 0.05) -> None:
         """Batches without end, none of them waited for."""
         while next(self.loader, None):
-            time.sleep(0.05)
+            time.sleep(pause_s)
 
     def again(self) -> list[Any]:
         """The batches kept, as they are now."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 from tamis.errors import DataError, UsageError
-from tamis.loaders import link, node
+from tamis.loaders import link, node, protocol
 from tamis.loaders.loader import Loader
 from tamis.loaders.node import Place
 from tamis.pipelines.dataset import Dataset
@@ -344,6 +345,28 @@ def test_s03_a_second_run_of_the_same_name_is_refused(make: Make, ranks: Any) ->
     assert [len(rank.answer()) for rank in first] == [1, 1]
 
 
+def test_strangers_at_the_door_hold_up_nobody(make: Make, ranks: Any) -> None:
+    two = ranks(make([64] * 12), {}, {})
+    two[0].tell("take", 2)
+    [address] = {address for address in ranks.addresses if address in Path("/proc/net/unix").read_text()}
+    silent, hasty = protocol.connect(address), protocol.connect(address)
+    assert silent
+    assert hasty
+    hasty.close()
+    with silent:
+        if os.getuid() == 0:
+            script = f"""
+import os, socket
+os.setuid(65534)
+client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+client.connect("\\0{address}")
+assert client.recv(1) == b""
+"""
+            subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+        assert len(two[1].ask("take", 2)) == len(two[0].answer()) == 2
+        assert protocol.receive(silent) == (None, [])
+
+
 @pytest.mark.parametrize("taking", [True, False])
 def test_control_c_interrupts_the_readers_and_not_the_feeder(
     make: Make, ranks: Any, wait_until: Callable[..., None], taking: bool
@@ -369,7 +392,8 @@ def test_control_c_ends_ranks_that_catch_nothing(
     for rank in two:
         rank.tell("take", 3)
     assert all(len(rank.answer()) == 3 for rank in two)
-    os.killpg(two[0].pid, signal.SIGINT)  # as they wait for a command
+    time.sleep(0.2)  # they wait for a command
+    os.killpg(two[0].pid, signal.SIGINT)
     for rank in two:
         noise = rank.end(-signal.SIGINT)
         assert noise.rstrip().endswith("KeyboardInterrupt")

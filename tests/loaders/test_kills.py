@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -14,8 +15,10 @@ import pytest
 
 from tamis.pipelines.dataset import Dataset
 
+_log = logging.getLogger(__name__)
+
 STARTS = int(os.environ.get("TAMIS_KILLS", "40"))
-SPAN_S = 1.5  # of which a feeder takes about one half to start
+SPAN_S = 2.5  # of which a feeder takes about one third to start
 TIMEOUT_S = 5.0
 
 
@@ -65,5 +68,6 @@ def test_d05_s03_s17_starts_killed_at_random(make: Callable[..., Dataset], ranks
             assert time.monotonic() < until_s, (seed, left)
             time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
-    assert sum(told.values()) >= STARTS // 2
+    _log.info("%d starts killed by seed %d: %s", STARTS, seed, told)
+    assert sum(told.values()) >= STARTS // 4
     assert len(told) >= 2, told

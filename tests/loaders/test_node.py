@@ -214,6 +214,7 @@ def test_an_interrupt_anywhere_costs_no_batch(make: Make, interrupt: Callable[..
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket that is found late
 def test_an_interrupt_as_it_attaches_costs_nothing(make: Make, interrupt: Callable[..., Any]) -> None:
     data = make([64] * 4)
     arguments: dict[str, Any] = {"global_batch": 1, "columns": [], "epochs": 1}
