@@ -2,7 +2,7 @@
 
 The ring of a node's feeder is registered with CUDA once, so that the device itself reads a slot, on a stream
 of its own, while the host goes on. A slot goes back to the feeder when the event behind its copies has
-happened. Batches that are made inline have memory of their own each time: registering that would cost more
+happened. Batches that are made inline lie in memory that comes and goes: registering that would cost more
 than it saves, so those are copied as they are.
 """
 

@@ -26,6 +26,7 @@ from .slots import Head
 
 _MOST_THREADS = 4
 _LAST_STEP = 2**62
+_SLACK_S = 10.0  # for what is done before the call that hangs
 
 
 class Spec(Model):
@@ -88,7 +89,7 @@ class Spec(Model):
     def patience_s(self) -> float:
         """How long a reader waits for a batch: so that what hangs in user code is named by who called it."""
         called = any(isinstance(one, FunctionSettings) for one in self.graph)
-        return self.timeout_s * (2 if called else 1)
+        return 2 * self.timeout_s + _SLACK_S if called else self.timeout_s
 
     def largest(self, data: Dataset, plan: Plan) -> Head:
         """A head as large as that of any batch of a replica."""
