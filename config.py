@@ -145,8 +145,11 @@ def _explain(error: ValidationError, model: type[Model]) -> tuple[str, str, str]
         return key, f"unknown key '{key}'", f"did you mean '{near[0]}'?" if near else "see `tamis config`"
     if first["type"] == "missing":
         return key, f"key '{key}' is missing", "add it"
+    told = first["msg"].removeprefix("Value error, ")
+    if not key:  # between sections: the message names the keys
+        return key, told, "correct one of them"
     given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
-    return key, f"key '{key}': {first['msg'].removeprefix('Value error, ')}{given}", "correct the value"
+    return key, f"key '{key}': {told}{given}", "correct the value"
 
 
 def _key(model: type[Model], loc: Sequence[str]) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -31,17 +31,26 @@ TRAIN = (
     "train.h2d",
     "train.forward",
     "train.backward",
+    "train.bubble",
     "train.sync",
     "train.step",
     "train.save",
 )
+
+_WAITS = ("train.wait", "train.bubble")
+"""Stages that are nothing but waiting."""
+
+_NOTHING = nullcontext()
 
 
 class Meter:
     """Times the stages of one worker. Each stage is written by one thread at a time.
 
     ``table``: float64 (stages, figures), see `FIGURES`; it may be given, as a view of shared memory.
+    ``annotate``: what each timed block runs in beside, given its stage; a profiler's, that names it.
     """
+
+    annotate: Callable[[str], AbstractContextManager[Any]] | None = None
 
     def __init__(self, stages: Sequence[str], table: NDArray[np.float64] | None = None) -> None:
         self.stages = tuple(stages)
@@ -53,15 +62,21 @@ class Meter:
     def time(self, stage: str, *, items: int = 1) -> Iterator[None]:
         """Count the block as busy time of ``stage``, and ``items`` done, unless it raises."""
         start = time.perf_counter()
-        yield
+        with self._named(stage):
+            yield
         self.busy(stage, time.perf_counter() - start, items=items)
 
     @contextmanager
     def wait(self, stage: str, *, out: bool = False) -> Iterator[None]:
         """Count the block as time ``stage`` was starved or, with ``out``, blocked."""
         start = time.perf_counter()
-        yield
+        with self._named(stage):
+            yield
         self.add(stage, **{"wait_out_s" if out else "wait_in_s": time.perf_counter() - start})
+
+    def _named(self, stage: str) -> AbstractContextManager[Any]:
+        annotate = self.annotate  # once: another thread may take it away
+        return annotate(stage) if annotate else _NOTHING
 
     def busy(self, stage: str, seconds: float, *, items: int = 1, **figures: float) -> None:
         """Count one piece of work that took ``seconds``, and what else it counts."""
@@ -105,19 +120,21 @@ def limiting_stage(rows: Sequence[dict[str, Any]]) -> str | None:
     """The stage to improve first.
 
     While training, where waiting for data takes over 5 % of the step: the ``stream.*`` stage with the
-    highest busy share per worker; else the ``train.*`` stage with most busy time. Without training, the
-    stage with the highest busy share.
+    highest busy share per worker; else the ``train.*`` stage that takes most time, which may be the pipeline's
+    bubble. Without training, the stage with the highest busy share.
     """
-    train = [r for r in rows if r["stage"].startswith("train.")]
+    took_s: dict[str, float] = {
+        r["stage"]: r["busy_s"] + (r["wait_in_s"] if r["stage"] in _WAITS else 0.0)
+        for r in rows
+        if r["stage"].startswith("train.")
+    }
     stream = [r for r in rows if r["stage"].startswith("stream.")]
-    if not train:
+    if not took_s:
         return str(max(rows, key=lambda r: r["busy"])["stage"]) if rows else None
-    wait_s = sum(r["wait_in_s"] for r in train)
-    step_s = wait_s + sum(r["busy_s"] for r in train)
-    if stream and wait_s > 0.05 * step_s:
+    wait_s = took_s.pop("train.wait", 0.0) if len(took_s) > 1 else 0.0
+    if stream and wait_s > 0.05 * (wait_s + sum(took_s.values())):
         return str(max(stream, key=lambda r: r["busy"])["stage"])
-    working = [r for r in train if r["stage"] != "train.wait"] or train
-    return str(max(working, key=lambda r: r["busy_s"])["stage"])
+    return max(took_s, key=lambda stage: took_s[stage])
 
 
 def render(rows: Sequence[dict[str, Any]], limiting: str | None) -> str:

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 from ..config import Model
 from ..errors import DataError, system_error
 from ..files import sync, write_atomic
-from .step import Learner
+from .learner import Learner
 from .tasks import TaskState
 
 VERSION = 1
@@ -77,14 +77,14 @@ def save(folder: Path, learner: Learner, loader: dict[str, Any], step: int) -> P
 
 
 def _save(path: Path, learner: Learner, loader: dict[str, Any], step: int) -> None:
-    ranks, temporary = learner.ranks, path.with_name(f".{path.name}.tmp")
-    if ranks.rank == 0:
+    mesh, temporary = learner.mesh, path.with_name(f".{path.name}.tmp")
+    if mesh.rank == 0:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    ranks.barrier()
+    mesh.barrier()
     with _one_process_is_enough():
         state_dict_saver.save(_tensors(learner), checkpoint_id=temporary)
-    if ranks.rank == 0:
+    if mesh.rank == 0:
         parts = tuple(_part(p) for p in sorted(temporary.iterdir()))
         state = Checkpoint(
             version=VERSION,
@@ -102,7 +102,7 @@ def _save(path: Path, learner: Learner, loader: dict[str, Any], step: int) -> No
         sync(path.parent)
         for old in complete(path.parent)[:-KEPT]:
             _remove(old)
-    ranks.barrier()
+    mesh.barrier()
 
 
 def complete(folder: Path) -> list[Path]:

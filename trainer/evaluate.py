@@ -19,9 +19,8 @@ from ..pipelines.dataset import Dataset
 from ..pipelines.records import IGNORED
 from ..samplers.curve import serialise
 from ..samplers.random import random
-from .parallel.data import Ranks
+from .mesh import Mesh
 from .settings import TrainerSettings
-from .step import Learner
 from .tasks import Segmentation
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,13 @@ SCHEMA = pa.schema(
 
 
 def evaluate(
-    dataset: Dataset, learner: Learner, settings: TrainerSettings, out: Path, split: str = "test"
+    dataset: Dataset,
+    model: nn.Module,
+    task: Segmentation,
+    mesh: Mesh,
+    settings: TrainerSettings,
+    out: Path,
+    split: str = "test",
 ) -> dict[str, Any] | None:
     """Predict every point of ``split`` once; write ``out`` (`SCHEMA`, sorted by source and row).
 
@@ -52,26 +57,25 @@ def evaluate(
     """
     if split not in dataset.splits:
         return None
-    model, task, ranks = learner.model, learner.task, learner.ranks
     rows = [row for part in dataset.splits[split] for row in range(*part.rows)]
-    if ranks.rank == 0:
+    if mesh.rank == 0:
         log.info("evaluating %d samples", len(rows))
     confusion = np.zeros((task.classes, task.classes), np.int64)
     loss_sum, points = 0.0, 0
     tables = []
-    for row in rows[ranks.rank :: ranks.world]:
+    for row in rows[mesh.rank :: mesh.world]:
         sample = dataset.sample(row, [*task.columns, "label", "row"])
         label = sample.columns["label"]
-        scores = predict_points(model, task, sample.columns, settings, sample.id, ranks.device)
+        scores = predict_points(model, task, sample.columns, settings, sample.id, mesh.device)
         predicted = scores.argmax(axis=1).astype(np.int32)
         confusion += confusion_matrix(label, predicted, task.classes)
         loss_sum += cross_entropy(scores, label)
         points += len(label)
         tables.append(_table(sample.source, sample.columns["row"], label, predicted))
-    _write(out, pa.concat_tables(tables) if tables else SCHEMA.empty_table(), ranks)
+    _write(out, pa.concat_tables(tables) if tables else SCHEMA.empty_table(), mesh)
 
-    sums = torch.tensor([loss_sum, points, *confusion.ravel()], dtype=torch.float64, device=ranks.device)
-    loss_sum, predicted_points, *counts = ranks.sum(sums).tolist()
+    sums = torch.tensor([loss_sum, points, *confusion.ravel()], dtype=torch.float64, device=mesh.device)
+    loss_sum, predicted_points, *counts = mesh.sum(sums).tolist()
     confusion = np.array(counts).astype(np.int64).reshape(confusion.shape)
     result = figures(confusion, loss_sum, task.state.classes)
     if result is not None:
@@ -132,7 +136,7 @@ def predict_points(
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(values).to(device) for name, values in dense.items()}
             inputs = task.inputs(tensors, torch.from_numpy(mask).to(device))
-            answer = model(*inputs).cpu().numpy()
+            answer = model(task.entry(tensors), **inputs).cpu().numpy()
         scores[np.take_along_axis(some, order, axis=1)[counted]] = answer[counted]
     model.train()
     return scores
@@ -179,12 +183,12 @@ def _table(source: str, row: NDArray[np.int64], label: Int32, predicted: Int32) 
     return pa.table([sources.cast(pa.utf8()), row, label, predicted], schema=SCHEMA)
 
 
-def _write(out: Path, table: pa.Table, ranks: Ranks) -> None:
+def _write(out: Path, table: pa.Table, mesh: Mesh) -> None:
     """One sorted file from the tables of all ranks, through a file a rank: they may be large."""
-    parts = [out.with_name(f".{out.name}.{rank}") for rank in range(ranks.world)]
-    _write_table(parts[ranks.rank], table)
-    ranks.barrier()
-    if ranks.rank == 0:
+    parts = [out.with_name(f".{out.name}.{rank}") for rank in range(mesh.world)]
+    _write_table(parts[mesh.rank], table)
+    mesh.barrier()
+    if mesh.rank == 0:
         whole = pa.concat_tables([_read_table(p) for p in parts])
         _write_table(out, whole.sort_by([("source", "ascending"), ("row", "ascending")]))
         for part in parts:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..loaders.loader import Loader
 from ..metrics import Meter
 from ..pipelines.dataset import Dataset
-from ..pipelines.ops import SerialiseSettings
-from .settings import Settings
+from .settings import Settings, rows_multiple
 
 
 def loader_of(
@@ -16,9 +17,12 @@ def loader_of(
     replica: int = 0,
     replicas: int = 1,
     epochs: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Loader:
-    """One replica's share of the training batches: dense, and sorted along the model's curves."""
+    """One replica's share of the training batches, dense; ``columns``: which of them, None: all it reads."""
     trainer, model, loader = settings.trainer, settings.model, settings.loader
+    targets = model.targets if dataset.classes else ()
+    known = [*model.columns, *targets]
     return Loader(
         dataset,
         split="train",
@@ -27,12 +31,12 @@ def loader_of(
         epochs=epochs,
         ratio=loader.ratio.schedule() if loader.ratio else None,
         k=trainer.points,
-        multiple_of=model.window,
-        graph=[*loader.graph, SerialiseSettings(cell=model.cell)],
+        multiple_of=rows_multiple(settings.layout, model),
+        graph=[*loader.graph, *model.graph],
         replica=replica,
         replicas=replicas,
         form="dense",
-        columns=[*model.columns, *(["label"] if dataset.classes else [])],
+        columns=known if columns is None else [name for name in known if name in columns],
         feeder=loader.feeder,
         engine=loader.engine,
         threads=loader.threads,

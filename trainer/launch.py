@@ -50,10 +50,10 @@ def train(settings: Settings, out: Path) -> dict[str, Any] | None:
         return _joined(settings, out, started_s)
     with locked(out):
         if not prepare(settings, out):
-            if settings.layout.dp == 1:
+            if settings.layout.ranks == 1:
                 _run_here(settings, out, started_s)
             else:
-                _run_ranks(settings.layout.dp, out, started_s)
+                _run_ranks(settings.layout.ranks, out, started_s)
     return _printed(out)
 
 
@@ -107,23 +107,23 @@ def _build(settings: Settings, out: Path) -> None:
 
 def _run_here(settings: Settings, out: Path, started_s: float) -> None:
     from . import loop
-    from .parallel.data import data_parallel
+    from .mesh import joined
 
-    with data_parallel(1) as ranks:
-        loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
+    with joined(settings.layout) as mesh:
+        loop.run(settings, Dataset(settings.dataset_path(out)), out, mesh, started_s)
 
 
 def _joined(settings: Settings, out: Path, started_s: float) -> dict[str, Any] | None:
     """One of the ranks that torchrun started."""
     from . import loop
-    from .parallel.data import data_parallel
+    from .mesh import joined
 
-    with data_parallel(settings.layout.dp) as ranks:
-        with locked(out) if ranks.rank == 0 else nullcontext():
-            finished = ranks.first(lambda: prepare(settings, out))
+    with joined(settings.layout) as mesh:
+        with locked(out) if mesh.rank == 0 else nullcontext():
+            finished = mesh.first(lambda: prepare(settings, out))
             if not finished:
-                loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
-        return _printed(out) if ranks.rank == 0 else None
+                loop.run(settings, Dataset(settings.dataset_path(out)), out, mesh, started_s)
+        return _printed(out) if mesh.rank == 0 else None
 
 
 def _run_ranks(size: int, out: Path, started_s: float) -> None:
@@ -152,7 +152,7 @@ def _run_ranks(size: int, out: Path, started_s: float) -> None:
         try:
             elastic_launch(config, sys.executable)(*worker)
         except ChildFailedError as error:
-            raise _cause(out, error.failures) from None
+            raise _cause(out, error.failures, logs) from None
         except SignalException as stop:
             if stop.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -171,22 +171,21 @@ def _empty(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cause(out: Path, failures: dict[int, ProcessFailure]) -> TamisError:
-    """The error to show of those that the ranks left: one rank's failure makes the others fail too."""
-    for failure in failures.values():
-        told = failure.error_file_data
-        if "cause" in told:
-            return from_plain(told)
-    # The agent itself ends the other ranks with SIGTERM.
-    own = {r: f for r, f in failures.items() if f.exitcode != -signal.SIGTERM} or failures
-    rank = min(own, key=lambda r: (own[r].exitcode >= 0, own[r].timestamp))
-    failure = own[rank]
-    if failure.exitcode < 0:
-        cause = f"rank {rank} was killed by {failure.signal_name()}"
-        return DataError(out, cause, "see that memory suffices; the same command goes on")
-    message = failure.error_file_data.get("message")
-    trace = message["extraInfo"]["py_callstack"] if message else failure.message
-    log.error("rank %d:\n%s", rank, trace.rstrip())
+def _cause(out: Path, failures: dict[int, ProcessFailure], logs: Path) -> TamisError:
+    """The error to show: one rank's failure makes the others fail too, and the agent may see those first."""
+    told = {int(path.parent.name): json.loads(path.read_bytes()) for path in logs.rglob("error.json")}
+    for error in told.values():
+        if "cause" in error:
+            return from_plain(error)
+    for rank, failure in failures.items():
+        # The agent itself ends the other ranks with SIGTERM.
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+            cause = f"rank {rank} was killed by {failure.signal_name()}"
+            return DataError(out, cause, "see that memory suffices; the same command goes on")
+    if not told:
+        return DataError(out, "ranks ended without an error", "the same command goes on")
+    rank = min(told, key=lambda r: float(told[r]["told_s"]))
+    log.error("rank %d:\n%s", rank, told[rank]["message"]["extraInfo"]["py_callstack"].rstrip())
     return DataError(out, f"rank {rank} stopped with an error, see above", "the same command goes on")
 
 

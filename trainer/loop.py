@@ -8,96 +8,70 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-import torch
 from crc32c import crc32c
 
-from ..errors import DataError
 from ..loaders.device import Mover, device_of
 from ..loaders.loader import Batch, Loader
 from ..metrics import STREAM, TRAIN, Meter
 from ..pipelines.dataset import Dataset
-from ..samplers import draw
 from . import checkpoint, report
-from .evaluate import evaluate
 from .feed import loader_of
+from .learner import Learner
 from .log import StepLog
-from .models.points import PointTransformer
-from .parallel.data import Ranks
+from .mesh import Mesh
 from .settings import Settings, TrainerSettings
 from .speed import Speed
-from .step import Learner, refuse_broken, train_step
-from .tasks import Segmentation, task_state
+from .step import Trainer, refuse_broken
+from .tasks import task_of
 
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, dataset: Dataset, out: Path, ranks: Ranks, started_s: float) -> None:
+def run(settings: Settings, dataset: Dataset, out: Path, mesh: Mesh, started_s: float) -> None:
     """Train until ``trainer.steps``, from the last checkpoint on if there is one; evaluate; write the report.
 
     Every rank calls this. ``started_s``: when the command started, in seconds since 1970.
     """
-    _check_labels(dataset)
-    task = Segmentation(
-        settings.model, task_state(settings.model, dataset), list(dataset.schema), str(dataset.path)
-    )
-    learner = Learner(new_model(settings, task).to(ranks.device), task, settings.trainer, ranks)
+    task = task_of(settings.model, dataset)
+    learner = Learner(task, settings.layout, settings.trainer, mesh)
     meter = Meter(STREAM + TRAIN)
-    with loader_of(settings, dataset, meter, ranks.rank, ranks.world) as loader:
+    trainer = Trainer(learner, -(-settings.loader.batch // mesh.replicas), meter)
+    columns = None if trainer.first else task.sight_columns + (settings.model.targets if trainer.last else ())
+    with loader_of(settings, dataset, meter, mesh.replica, mesh.replicas, columns=columns) as loader:
         done = resume(out / "checkpoints", learner, loader)
-        speed = train(settings.trainer, out, learner, loader, meter, done)
+        speed = train(settings.trainer, out, trainer, loader, done)
     if done < settings.trainer.steps:
-        report.measure(out, learner, meter, speed, resumed_from=done)
+        report.measure(out, trainer, speed, resumed_from=done)
     evaluating_s = time.perf_counter()
-    evaluation = evaluate(dataset, learner, settings.trainer, out / "predictions.arrow")
+    evaluation = task.evaluate(dataset, learner.whole(), mesh, settings.trainer, out)
     eval_wall_s = time.perf_counter() - evaluating_s
     report.write(out, settings, learner, evaluation, eval_wall_s, started_s)
 
 
-def _check_labels(dataset: Dataset) -> None:
-    """Refuse to learn from nothing; warn where nothing can be judged."""
-    counts = dataset.manifest.counts.splits
-    labelled = {name: sum(split.classes.values()) for name, split in counts.items()}
-    if not labelled.get("train"):
-        raise DataError(
-            dataset.path,
-            "no training point has a class",
-            "correct data.classes or data.split",
-        )
-    if not labelled.get("test"):
-        log.warning("%s: no test point has a class, so nothing will be evaluated", dataset.path)
-
-
-def new_model(settings: Settings, task: Segmentation) -> PointTransformer:
-    """The model before the first step: a function of the seed."""
-    torch.manual_seed(draw.key(settings.trainer.seed, "model"))
-    return PointTransformer(settings.model, task.width, task.classes)
-
-
 def resume(folder: Path, learner: Learner, loader: Loader) -> int:
     """Go on from the last checkpoint in ``folder``; the steps that are done: 0 where there is none."""
-    if learner.ranks.rank == 0 and folder.is_dir():
+    if learner.mesh.rank == 0 and folder.is_dir():
         checkpoint.clean(folder)
     # One rank looks, so that all see the same.
-    last = learner.ranks.gather(checkpoint.complete(folder)[-1:])[0]
+    last = learner.mesh.gather(checkpoint.complete(folder)[-1:])[0]
     if not last:
         return 0
     state = checkpoint.load(last[0], learner)
     loader.load_state_dict(state.loader)
-    if learner.ranks.rank == 0:
+    if learner.mesh.rank == 0:
         log.info("resumed from %s", last[0])
     return state.step
 
 
-def train(
-    settings: TrainerSettings, out: Path, learner: Learner, loader: Loader, meter: Meter, done: int
-) -> Speed:
+def train(settings: TrainerSettings, out: Path, trainer: Trainer, loader: Loader, done: int) -> Speed:
     """Take the steps from ``done`` to ``settings.steps``; how fast that went."""
-    rank, speed = learner.ranks.rank, Speed(meter, settings.steps - done)
+    learner, meter = trainer.learner, trainer.meter
+    rank, speed = learner.mesh.rank, Speed(meter, settings.steps - done)
     saved_s = time.monotonic()
     batches = iter(loader)
     with (
         StepLog(out / "steps.jsonl", settings.steps, done) if rank == 0 else nullcontext() as lines,
-        Mover(loader, device_of(learner.ranks.device)) as mover,
+        Mover(loader, device_of(learner.mesh.device)) as mover,
     ):
         for step in range(done, settings.steps):
             with meter.wait("train.wait"):
@@ -105,7 +79,9 @@ def train(
                 batch = next(batches)
             # Rank 0 looks at its clock for all: a checkpoint is everybody's work.
             late = rank == 0 and time.monotonic() > saved_s + 60 * settings.checkpoint_minutes
-            outcome = train_step(learner, batch, meter, (*tally(batch), int(late)), mover.move)
+            outcome = trainer.step(
+                batch, (*(tally(batch) if learner.mesh.leads else (0, 0, 0)), int(late)), mover.move
+            )
             samples, size, crc, some_late = outcome.tally
             if lines:
                 lines.write(batch, outcome, samples, crc)

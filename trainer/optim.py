@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from .settings import TrainerSettings
+
+Optimiser = Callable[[nn.Module, TrainerSettings], torch.optim.Optimizer]
+"""Makes an optimiser of a model's parameters."""
 
 BETAS = (0.9, 0.95)
 FLOOR = 0.02  # share of the peak rate that is left at the end

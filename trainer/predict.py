@@ -21,7 +21,8 @@ from ..pipelines.settings import DataSettings
 from ..pipelines.splits import FilesSplit
 from . import checkpoint
 from .evaluate import predict_points
-from .models.points import PointTransformer
+from .learner import whole_model
+from .model_settings import PointSettings
 from .relabel import relabel
 from .settings import Settings
 from .tasks import Segmentation, TaskState
@@ -40,11 +41,11 @@ def predict(run: Path, file: Path, out: Path) -> str:
     model, ``file`` is no LAS or LAZ file, lacks a field the model reads, or has no room for a code.
     """
     _check_names(file, out)
-    settings, state, weights = _trained(run)
+    settings, model_settings, state, weights = _trained(run)
     las, scan = _opened(file)
-    task = Segmentation(settings.model, state, list(scan.fields), str(file))
+    task = Segmentation(model_settings, state, list(scan.fields), str(file))
     codes = _codes(file, las, settings.data, state.classes)
-    model = PointTransformer(settings.model, task.width, task.classes)
+    model = whole_model(task)
     checkpoint.load_model(weights, model)
 
     label = settings.data.label
@@ -67,17 +68,20 @@ def _check_names(file: Path, out: Path) -> None:
         raise UsageError(out, "is the input itself", "name another output")
 
 
-def _trained(run: Path) -> tuple[Settings, TaskState, Path]:
-    """The settings of a run, what its last checkpoint says of the task, and that checkpoint."""
+def _trained(run: Path) -> tuple[Settings, PointSettings, TaskState, Path]:
+    """The settings of a run and its model, what its last checkpoint says of the task, and where it is."""
     if not (run / "config.toml").is_file():
         raise DataError(
             run, "holds no run (config.toml is missing)", "name a folder that `tamis train` wrote"
         )
     settings = load(run / "config.toml", [], Settings)
+    if not isinstance(settings.model, PointSettings):
+        kind = settings.model.kind
+        raise UsageError(run, f"was trained with model.kind = {kind}", "give a run of model.kind = points")
     written = checkpoint.complete(run / "checkpoints")
     if not written:
         raise DataError(run, "holds no checkpoint yet", "train first")
-    return settings, checkpoint.read(written[-1]).task, written[-1]
+    return settings, settings.model, checkpoint.read(written[-1]).task, written[-1]
 
 
 def _opened(file: Path) -> tuple[laspy.LasData, Scan]:

@@ -14,11 +14,12 @@ import torch
 
 from .. import __version__
 from ..files import write_atomic
-from ..metrics import Meter, limiting_stage, stage_rows
+from ..metrics import limiting_stage, stage_rows
+from .learner import Learner
 from .log import losses
 from .settings import Settings
 from .speed import Speed
-from .step import Learner
+from .step import Trainer
 from .summary import read
 
 UNMEASURED: dict[str, Any] = {
@@ -35,18 +36,18 @@ UNMEASURED: dict[str, Any] = {
 """What a report says of training where the record of it is gone."""
 
 
-def measure(out: Path, learner: Learner, meter: Meter, speed: Speed, resumed_from: int) -> None:
+def measure(out: Path, trainer: Trainer, speed: Speed, resumed_from: int) -> None:
     """Write ``out/training.json``, what all ranks measured while they trained; every rank calls this.
 
     A file of its own, so that a run that is killed while it evaluates does not lose it. Rates,
     ``data_wait_fraction`` and ``limiting_stage`` are of the steady state, ``levels`` and ``stages`` of all
     steps, since the run was last resumed.
     """
-    ranks = learner.ranks
-    tables = np.stack(ranks.gather(meter.table))
-    steady = np.stack(ranks.gather(speed.steady))
-    cpu_s = sum(ranks.gather(speed.cpu_s))
-    if ranks.rank != 0:
+    mesh, meter = trainer.learner.mesh, trainer.meter
+    tables = np.stack(mesh.gather(meter.table))
+    steady = np.stack(mesh.gather(speed.steady))
+    cpu_s = sum(mesh.gather(speed.cpu_s))
+    if mesh.rank != 0:
         return
     steady_rows = stage_rows(meter.stages, steady, speed.steady_s)
     waits = [r["starved"] for r in steady_rows if r["stage"] == "train.wait"]
@@ -76,18 +77,18 @@ def write(
 
     ``wall_s`` is of this command from its start on; ``loss_first`` and ``loss_last`` of the whole run.
     """
-    ranks = learner.ranks
-    parameters = ranks.gather(sum(p.numel() for p in learner.model.parameters()))
-    if ranks.rank != 0:
+    mesh = learner.mesh
+    parameters = mesh.gather(sum(p.numel() for p in learner.model.parameters()))
+    if mesh.rank != 0:
         return
     first, last = losses(out / "steps.jsonl")
     measured = read(out / "training.json", UNMEASURED)
     report = {
         **measured,
         "config": settings.model_dump(mode="json", exclude_none=True),
-        "environment": _environment(ranks.device),
+        "environment": _environment(mesh.device),
         "layout": settings.layout.model_dump(),
-        "world_size": ranks.world,
+        "world_size": mesh.world,
         "parameters_per_rank": parameters,
         "stages": [*read(out / "build.json", []), *measured["stages"]],
         "steps": settings.trainer.steps,

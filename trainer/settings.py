@@ -2,96 +2,69 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ..config import Model
 from ..loaders.loader import LoaderSettings
 from ..pipelines.settings import DataSettings
-
-Feature = Literal["xy", "z", "intensity", "returns", "rgb"]
-FIELDS: dict[Feature, tuple[str, ...]] = {
-    "xy": (),
-    "z": (),
-    "intensity": ("intensity",),
-    "returns": ("return_number", "number_of_returns"),
-    "rgb": ("rgb",),
-}
-"""The fields of a scan that each feature is made of, beside its coordinates."""
-
-Positive = Annotated[int, Field(ge=1)]
+from .model_settings import ModelSettings, PointSettings, Positive
+from .parallel.schedules import ScheduleName, refusal
 
 
 class LayoutSettings(Model):
-    """Sizes of the mesh. ``dp`` is the number of ranks, each with a share of every batch."""
+    """Sizes of the mesh, and how a pipeline works.
+
+    ``dp``: replicas, each with a share of every batch, of which every ``shard`` split the parameters among
+    them; ``tp``: ranks that split each matrix; ``pp``: ranks that share out the blocks. A replica's share of
+    a batch is worked through in ``microbatches`` equal parts (None: ``pp`` of them), whose gradients are
+    exchanged once. ``reshard``: give gathered parameters back after each forward pass (None: unless ``pp``
+    is above 1, where they would be gathered for each microbatch).
+    """
 
     dp: Positive = 1
     shard: Positive = 1
     tp: Positive = 1
     pp: Positive = 1
-
-    @field_validator("shard", "tp", "pp")
-    @classmethod
-    def _only_data_parallel(cls, size: int) -> int:
-        if size > 1:
-            raise ValueError("only data parallel (layout.dp) is available")
-        return size
-
-
-class ModelSettings(Model):
-    """The point transformer, and the features it reads (see `tasks.Features`).
-
-    ``cell`` and ``wavelengths`` (shortest, longest) are in the unit of the scan's coordinates, as are
-    ``xy_scale`` and ``z_scale``, which bring the coordinates among the features near 1.
-    """
-
-    kind: Literal["points"] = "points"
-    width: Positive = 48
-    heads: Positive = 2
-    depth: Positive = 4
-    mlp_ratio: Positive = 2
-    window: Positive = 32
-    cell: Annotated[float, Field(gt=0)] = 0.1
-    wavelengths: tuple[float, float] = (1.0, 16.0)
-    features: Annotated[tuple[Feature, ...], Field(min_length=1)] = ("xy", "z")
-    xy_scale: Annotated[float, Field(gt=0)] = 5.0
-    z_scale: Annotated[float, Field(gt=0)] = 10.0
+    schedule: ScheduleName = "1f1b"
+    microbatches: Positive | None = None
+    reshard: bool | None = None
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of a sample that the model reads."""
-        return ("xyz", *(field for feature in self.features for field in FIELDS[feature]))
+    def ranks(self) -> int:
+        """All ranks."""
+        return self.dp * self.tp * self.pp
 
-    @field_validator("wavelengths")
-    @classmethod
-    def _rising(cls, wavelengths: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < wavelengths[0] <= wavelengths[1]:
-            raise ValueError("needs 0 < shortest <= longest")
-        return wavelengths
+    @property
+    def parts(self) -> int:
+        """Microbatches of a step."""
+        return self.microbatches or self.pp
 
-    @field_validator("features")
-    @classmethod
-    def _each_once(cls, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
-        if len(set(features)) < len(features):
-            raise ValueError("names a feature twice")
-        return features
+    @property
+    def reshards(self) -> bool:
+        """``reshard``, decided."""
+        return self.pp == 1 if self.reshard is None else self.reshard
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.width % (2 * self.heads) or self.width // self.heads < 6:
-            raise ValueError(
-                f"width {self.width} must be heads ({self.heads}) times an even number of channels, "
-                "6 or more: each coordinate turns at least one pair of them"
-            )
+    def _shards_divide(self) -> Self:
+        if self.dp % self.shard:
+            raise ValueError(f"shard {self.shard} does not divide dp {self.dp}")
         return self
+
+
+Recompute = Literal["none", "selective", "full"]
 
 
 class TrainerSettings(Model):
     """How long and how fast to learn.
 
-    ``points`` is k, the rows of a cloud at ratio 1. ``warmup`` is a share of ``steps``. A checkpoint is
+    ``points`` is k, the rows of a sample at ratio 1. ``recompute``: what the backward pass computes anew to
+    save memory: nothing, all but matrix products and attention, or each block. ``compile``: each block by
+    torch.compile. ``warmup`` is a share of ``steps``. A checkpoint is
     written every ``checkpoint_steps`` steps (0: never for this reason), after ``checkpoint_minutes``
     without one, and at the end.
     """
@@ -100,6 +73,8 @@ class TrainerSettings(Model):
     steps: Positive = 1000
     lr: Annotated[float, Field(gt=0)] = 2e-3
     precision: str = "fp32"
+    recompute: Recompute = "none"
+    compile: bool = False
     seed: Annotated[int, Field(ge=0)] = 0
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
@@ -122,27 +97,45 @@ class Settings(Model):
     data: DataSettings
     loader: LoaderSettings = LoaderSettings()
     layout: LayoutSettings = LayoutSettings()
-    model: ModelSettings = ModelSettings()
+    model: ModelSettings = PointSettings()
     trainer: TrainerSettings = TrainerSettings()
 
     def dataset_path(self, out: Path) -> Path:
         """Where the dataset of a run in the folder ``out`` is."""
         return self.data.path or out / "dataset"
 
-    @field_validator("layout")
-    @classmethod
-    def _a_sample_each(cls, layout: LayoutSettings, info: ValidationInfo) -> LayoutSettings:
-        loader = info.data.get("loader")
-        if isinstance(loader, LoaderSettings) and layout.dp > loader.batch:
-            raise ValueError(f"layout.dp {layout.dp} is above loader.batch {loader.batch}: ranks would idle")
-        return layout
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for message in refusals(self.layout, self.model, self.loader.batch, self.trainer):
+            raise ValueError(message)
+        return self
 
-    @field_validator("trainer")
-    @classmethod
-    def _whole_windows(cls, trainer: TrainerSettings, info: ValidationInfo) -> TrainerSettings:
-        model = info.data.get("model")
-        if isinstance(model, ModelSettings) and trainer.points % model.window:
-            raise ValueError(
-                f"trainer.points {trainer.points} is not a multiple of model.window {model.window}"
-            )
-        return trainer
+
+def refusals(
+    layout: LayoutSettings, model: ModelSettings, batch: int, trainer: TrainerSettings
+) -> Iterator[str]:
+    """What is wrong between sections: what would idle, hang or learn something else on some ranks."""
+    if layout.dp > batch:
+        yield f"layout.dp {layout.dp} is above loader.batch {batch}: ranks would idle"
+    if layout.parts > -(-batch // layout.dp):
+        share = f"a replica's share of loader.batch, {-(-batch // layout.dp)}"
+        yield f"layout.microbatches {layout.parts} is above {share}: some would always be empty"
+    for name, width in (("heads", model.heads), ("width x mlp_ratio", model.width * model.mlp_ratio)):
+        if width % layout.tp:
+            yield f"layout.tp {layout.tp} does not divide model.{name} {width}"
+    # With sequence parallelism a number of rows that tp does not divide would end the process, not raise.
+    multiple = rows_multiple(layout, model)
+    if trainer.points % multiple:
+        whole = "model.window" if layout.tp == 1 else "model.window and layout.tp"
+        yield f"trainer.points {trainer.points} is not a multiple of {multiple}, by which {whole} divide it"
+    if layout.pp > 1:
+        told = refusal(
+            layout.schedule, layout.pp, layout.parts, model.depth, layout.reshards and layout.shard > 1
+        )
+        if told:
+            yield told
+
+
+def rows_multiple(layout: LayoutSettings, model: ModelSettings) -> int:
+    """What the number of rows of a sample must be a multiple of: whole windows, and a share for each rank."""
+    return math.lcm(model.rows_multiple, layout.tp)

@@ -27,13 +27,18 @@ def main(out: Path, started_s: float, command: int) -> None:
     from ..config import load  # here, as they take seconds in which all that may happen
     from ..pipelines.dataset import Dataset
     from . import loop
-    from .parallel.data import data_parallel
+    from .mesh import joined
     from .settings import Settings
 
     logging.basicConfig(format="tamis: %(message)s", level=logging.INFO)
     settings = load(out / "config.toml", [], Settings)
-    with data_parallel(settings.layout.dp) as ranks:
-        loop.run(settings, Dataset(settings.dataset_path(out)), out, ranks, started_s)
+    with joined(settings.layout) as mesh:
+        try:
+            loop.run(settings, Dataset(settings.dataset_path(out)), out, mesh, started_s)
+        except Exception as error:
+            # Before this rank leaves the group, which makes the others fail too.
+            _tell(type(error), error, error.__traceback__)
+            raise
 
 
 def _die_with(command: int) -> None:
@@ -45,6 +50,9 @@ def _die_with(command: int) -> None:
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Leave the error where the command finds it: one message then reaches the user, not one a rank."""
+    path = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+    if path.exists():
+        return  # told before
     if isinstance(error, OSError):
         error = system_error(error, "a rank")
         kind = type(error)
@@ -56,8 +64,9 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
         },
     }
     whole = error.plain() if isinstance(error, TamisError) else {}
-    path = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
-    path.write_text(json.dumps({"message": told, **whole}), encoding="utf-8")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"message": told, "told_s": time.time(), **whole}), encoding="utf-8")
+    temporary.rename(path)  # another process reads it while this one may be killed
 
 
 if __name__ == "__main__":

@@ -22,24 +22,32 @@ from tamis.loaders.loader import Batch
 from tamis.pipelines.build import build
 from tamis.pipelines.dataset import Dataset
 from tamis.samplers.curve import serialise
-from tamis.trainer.models.points import PointTransformer
-from tamis.trainer.parallel.data import Ranks
-from tamis.trainer.settings import ModelSettings, Settings, TrainerSettings
-from tamis.trainer.step import Learner
+from tamis.metrics import STREAM, TRAIN, Meter
+from tamis.trainer.learner import Learner
+from tamis.trainer.mesh import Mesh, alone, mesh_of
+from tamis.trainer.model_settings import PointSettings
+from tamis.trainer.settings import LayoutSettings, Settings, TrainerSettings
+from tamis.trainer.step import Trainer
 from tamis.trainer.tasks import Segmentation, TaskState
 
-MODEL = ModelSettings(width=24, heads=2, depth=2, window=8, features=("xy", "z", "intensity"))
+MODEL = PointSettings(width=24, heads=2, depth=2, window=8, features=("xy", "z", "intensity"))
 CLASSES = ("ground", "plants", "roof")
 
 
 def _child(
-    rank: int, world: int, store: str, work: Callable[..., Any], args: tuple[Any, ...], answers: Any
+    rank: int,
+    layout: LayoutSettings,
+    store: str,
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+    answers: Any,
 ) -> None:
     try:
         torch.set_num_threads(1)  # first of all: the parent's OpenMP threads did not come along
         warnings.simplefilter("ignore")
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-        answer = work(Ranks(rank, world, torch.device("cpu")), *args)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=layout.ranks)
+        mesh = mesh_of(layout, rank, torch.device("cpu"))
+        answer = work(mesh, *args)
         dist.barrier()
         dist.destroy_process_group()
         answers.put((rank, answer, None))
@@ -52,15 +60,20 @@ def _child(
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
-    """``run_ranks(world, work, *args)``: the answers of ``work(ranks, *args)``, run by forked gloo ranks."""
+    """``run_ranks(layout, work, *args)``: what ``work(mesh, *args)`` gives on each of its forked gloo ranks.
 
-    def run(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    A number stands for so many replicas.
+    """
+
+    def run(layout: LayoutSettings | int, work: Callable[..., Any], *args: Any) -> list[Any]:
+        layout = LayoutSettings(dp=layout) if isinstance(layout, int) else layout
+        world = layout.ranks
         context = multiprocessing.get_context("fork")
         answers = context.Queue()
         runs = len(list(tmp_path.glob("store-*")))
         store = str(tmp_path / f"store-{runs}")
         children = [
-            context.Process(target=_child, args=(r, world, store, work, args, answers)) for r in range(world)
+            context.Process(target=_child, args=(r, layout, store, work, args, answers)) for r in range(world)
         ]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: see _child
@@ -89,11 +102,20 @@ def task() -> Segmentation:
 
 @pytest.fixture
 def new_learner(task: Segmentation) -> Callable[..., Learner]:
-    def make(ranks: Ranks | None = None, **settings: Any) -> Learner:
-        torch.manual_seed(3)
-        model = PointTransformer(MODEL, task.width, task.classes)
-        alone = Ranks(0, 1, torch.device("cpu"))
-        return Learner(model, task, TrainerSettings(points=32, steps=20, **settings), ranks or alone)
+    def make(mesh: Mesh | None = None, layout: LayoutSettings | None = None, **settings: Any) -> Learner:
+        mesh = mesh or alone()
+        layout = layout or LayoutSettings(dp=mesh.replicas)
+        return Learner(task, layout, TrainerSettings(points=32, steps=20, seed=3, **settings), mesh)
+
+    return make
+
+
+@pytest.fixture
+def new_trainer(new_learner: Callable[..., Learner]) -> Callable[..., Trainer]:
+    """``new_trainer(mesh, layout, **trainer)``: steps of a learner on batches of at most 4 clouds a replica."""
+
+    def make(mesh: Mesh | None = None, layout: LayoutSettings | None = None, **settings: Any) -> Trainer:
+        return Trainer(new_learner(mesh, layout, **settings), 4, Meter(STREAM + TRAIN))
 
     return make
 

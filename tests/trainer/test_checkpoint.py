@@ -14,8 +14,10 @@ import torch
 from tamis.errors import DataError
 from tamis.metrics import TRAIN, Meter
 from tamis.trainer import checkpoint
-from tamis.trainer.parallel.data import Ranks
-from tamis.trainer.step import Learner, train_step
+from tamis.trainer.learner import Learner, whole_model
+from tamis.trainer.mesh import Mesh
+from tamis.trainer.step import Trainer
+from tamis.trainer.tasks import Segmentation
 
 Make = Callable[..., Any]
 LOADER = {"version": 1, "step": 2, "datasets": [{"consumed": 8}]}
@@ -29,8 +31,9 @@ def state_of(learner: Learner) -> list[torch.Tensor]:
 
 
 def take(learner: Learner, new_batch: Make, steps: range) -> None:
+    trainer = Trainer(learner, 4, Meter(TRAIN))
     for step in steps:
-        train_step(learner, new_batch(step), Meter(TRAIN))
+        trainer.step(new_batch(step))
 
 
 @pytest.fixture
@@ -59,8 +62,8 @@ def test_what_another_number_of_ranks_wrote_is_read(
 ) -> None:
     """T10: by the names of parameters, whatever ranks wrote them."""
 
-    def write(ranks: Ranks) -> Any:
-        learner = new_learner(ranks)
+    def write(mesh: Mesh) -> Any:
+        learner = new_learner(mesh)
         take(learner, new_batch, range(2))
         checkpoint.save(tmp_path / "two", learner, LOADER, 2)
         return [v.numpy() for v in state_of(learner)]
@@ -70,8 +73,8 @@ def test_what_another_number_of_ranks_wrote_is_read(
     checkpoint.load(tmp_path / "two" / "step-00000002", learner)
     assert all((a.numpy() == b).all() for a, b in zip(state_of(learner), wanted, strict=True))
 
-    def reread(ranks: Ranks) -> Any:
-        learner = new_learner(ranks)
+    def reread(mesh: Mesh) -> Any:
+        learner = new_learner(mesh)
         checkpoint.load(tmp_path / "two" / "step-00000002", learner)
         return [v.numpy() for v in state_of(learner)]
 
@@ -138,11 +141,9 @@ def test_a_damaged_file_is_refused(saved: Path, new_learner: Make) -> None:
         checkpoint.load(saved, new_learner())
 
 
-def test_another_model_is_refused(saved: Path, new_learner: Make, task: Any) -> None:
-    from tamis.trainer.models.points import PointTransformer
-    from tamis.trainer.settings import ModelSettings
-
-    wider = PointTransformer(ModelSettings(width=36, heads=2, depth=2, window=8), task.width, 3)
+def test_another_model_is_refused(saved: Path, task: Segmentation) -> None:
+    model = task.model.model_copy(update={"width": 36})
+    wider = whole_model(Segmentation(model, task.state, ["xyz", "intensity"], "here"))
     with pytest.raises(DataError, match="does not hold what the model needs"):
         checkpoint.load_model(saved, wider)
 

@@ -152,28 +152,38 @@ def test_a_failed_build_leaves_no_configuration(run_settings: Make, scan: Path, 
     assert not (tmp_path / "run" / "config.toml").exists()
 
 
-def failure(exitcode: int, timestamp: int, **data: Any) -> Any:
+def failure(exitcode: int) -> Any:
     name = signal.Signals(-exitcode).name if exitcode < 0 else "none"
-    return SimpleNamespace(
-        exitcode=exitcode,
-        timestamp=timestamp,
-        error_file_data=data,
-        message="no file",
-        signal_name=lambda: name,
+    return SimpleNamespace(exitcode=exitcode, signal_name=lambda: name)
+
+
+def tell(logs: Path, rank: int, told_s: float, **plain: Any) -> None:
+    """What a rank leaves of its error."""
+    trace = {"message": "reset", "extraInfo": {"timestamp": 1, "py_callstack": f"Traceback: of rank {rank}"}}
+    path = logs / "run" / "attempt_0" / str(rank) / "error.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"message": trace, "told_s": told_s, **plain}))
+
+
+def test_the_error_shown_is_the_cause_and_not_its_echo(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Path("run")
+    assert "ranks ended without an error" in str(launch._cause(run, {0: failure(-15)}, tmp_path))
+    tell(tmp_path, 0, 2.0)
+    assert "rank 1 was killed by SIGKILL" in str(
+        launch._cause(run, {0: failure(1), 1: failure(-9)}, tmp_path)
     )
-
-
-def test_the_error_shown_is_the_cause_and_not_its_echo() -> None:
-    trace = {"message": "reset by peer", "extraInfo": {"timestamp": 1, "py_callstack": "Traceback: reset"}}
-    echo = failure(1, 1, message=trace, kind="RuntimeError")
-    told = failure(2, 2, message=trace, kind="UsageError", where="x", cause="is wrong", fix="mend it")
-    killed = failure(-9, 3)
-    error = launch._cause(Path("run"), {0: echo, 1: told})
+    failures = {0: failure(1), 1: failure(-15)}
+    assert "rank 0 stopped with an error" in str(launch._cause(run, failures, tmp_path))
+    tell(tmp_path, 1, 1.0)  # the first to tell is the one that did not suffer from another
+    caplog.clear()
+    assert "rank 1 stopped with an error" in str(launch._cause(run, failures, tmp_path))
+    assert "Traceback: of rank 1" in caplog.text
+    tell(tmp_path, 2, 3.0, kind="UsageError", where="x", cause="is wrong", fix="mend it")
+    error = launch._cause(run, failures | {2: failure(-9)}, tmp_path)
     assert isinstance(error, UsageError)
     assert str(error) == "x: is wrong; mend it"
-    assert "rank 1 was killed by SIGKILL" in str(launch._cause(Path("run"), {0: echo, 1: killed}))
-    assert "rank 0 stopped with an error" in str(launch._cause(Path("run"), {0: echo, 1: failure(-15, 0)}))
-    assert "rank 0 stopped" in str(launch._cause(Path("run"), {0: failure(1, 0)}))
 
 
 def command(config: Path, out: Path) -> subprocess.Popen[str]:
@@ -212,7 +222,7 @@ def test_kill_9_of_a_run_on_two_ranks(run_settings: Make, run_ranks: Make, tmp_p
     config = config_of(settings, tmp_path / "small.toml", dp=2)
     whole = tmp_path / "whole"
     dataset = build(settings.data, whole)
-    run_ranks(2, lambda ranks: loop.run(settings, dataset, whole, ranks, 0.0))
+    run_ranks(2, lambda mesh: loop.run(settings, dataset, whole, mesh, 0.0))
 
     out = tmp_path / "cut"
     cut = command(config, out)

@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from tamis.errors import DataError
 from tamis.loaders.loader import Batch
 from tamis.pipelines.build import build
 from tamis.pipelines.dataset import Dataset
 from tamis.trainer import checkpoint, loop
-from tamis.trainer.evaluate import evaluate
-from tamis.trainer.parallel.data import Ranks
-from tamis.trainer.settings import Settings
-from tamis.trainer.step import Learner, train_step
-from tamis.trainer.tasks import Segmentation, task_state
+from tamis.trainer.learner import whole_model
+from tamis.trainer.mesh import Mesh, alone
+from tamis.trainer.settings import LayoutSettings, Settings
+from tamis.trainer.step import Trainer
+from tamis.trainer.tasks import Segmentation, task_of
 
 Make = Callable[..., Any]
-ALONE = Ranks(0, 1, torch.device("cpu"))
+NAME = "predictions.arrow"
 EPOCH = 3  # batches: 12 training tiles, 5 a batch
 
 
@@ -31,21 +30,26 @@ class Cut(Exception):
 
 
 def go(
-    settings: Settings, dataset: Dataset, out: Path, ranks: Ranks = ALONE, cuts: tuple[int, ...] = ()
+    settings: Settings,
+    dataset: Dataset,
+    out: Path,
+    mesh: Mesh | None = None,
+    cuts: tuple[int, ...] = (),
 ) -> None:
     """Run to the end, having been killed in the step of each cut."""
     out.mkdir(exist_ok=True)
+    take = Trainer.step
     with pytest.MonkeyPatch.context() as patch:
         for cut in (*cuts, None):
 
-            def step(learner: Learner, batch: Batch, *args: Any, cut: int | None = cut, **kwargs: Any) -> Any:
+            def step(trainer: Trainer, batch: Batch, *args: Any, cut: int | None = cut) -> Any:
                 if batch.step == cut:
                     raise Cut
-                return train_step(learner, batch, *args, **kwargs)
+                return take(trainer, batch, *args)
 
-            patch.setattr(loop, "train_step", step)
+            patch.setattr(Trainer, "step", step)
             try:
-                loop.run(settings, dataset, out, ranks, 0.0)
+                loop.run(settings, dataset, out, mesh or alone(), 0.0)
             except Cut:
                 assert cut is not None
 
@@ -55,8 +59,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def weights(settings: Settings, dataset: Dataset, out: Path) -> list[np.ndarray]:
-    task = Segmentation(settings.model, task_state(settings.model, dataset), list(dataset.schema), "here")
-    model = loop.new_model(settings, task)
+    model = whole_model(task_of(settings.model, dataset))
     checkpoint.load_model(checkpoint.complete(out / "checkpoints")[-1], model)
     return [p.detach().numpy() for p in model.parameters()]
 
@@ -65,7 +68,7 @@ def assert_same_run(settings: Settings, dataset: Dataset, a: Path, b: Path) -> N
     assert (a / "steps.jsonl").read_bytes() == (b / "steps.jsonl").read_bytes()
     for x, y in zip(weights(settings, dataset, a), weights(settings, dataset, b), strict=True):
         np.testing.assert_array_equal(x, y)
-    assert (a / "predictions.arrow").read_bytes() == (b / "predictions.arrow").read_bytes()
+    assert (a / NAME).read_bytes() == (b / NAME).read_bytes()
 
 
 def test_a_cut_run_ends_as_an_uncut_one(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
@@ -100,8 +103,8 @@ def test_two_ranks_see_the_batches_of_one_and_learn_the_same(
     settings = run_settings()
     go(settings, dataset, tmp_path / "one")
 
-    def work(ranks: Ranks, name: str, cuts: tuple[int, ...]) -> None:
-        go(settings, dataset, tmp_path / name, ranks, cuts)
+    def work(mesh: Mesh, name: str, cuts: tuple[int, ...]) -> None:
+        go(settings, dataset, tmp_path / name, mesh, cuts)
 
     run_ranks(2, work, "two", ())
     for cuts in [(0,), (7,), (EPOCH,), (4, 5)]:
@@ -123,19 +126,21 @@ def test_s19_evaluation_is_the_same_for_any_number_of_ranks_and_counts_each_poin
     """S19, S01: four test tiles on one, two and three ranks."""
     settings = run_settings()
 
-    def work(ranks: Ranks, name: str) -> Any:
-        task = Segmentation(settings.model, task_state(settings.model, dataset), list(dataset.schema), "here")
-        learner = Learner(loop.new_model(settings, task), task, settings.trainer, ranks)
-        return evaluate(dataset, learner, settings.trainer, tmp_path / f"{name}.arrow")
+    task = task_of(settings.model, dataset)
+    model = whole_model(task)
 
-    wanted = work(ALONE, "1")
+    def work(mesh: Mesh, name: str) -> Any:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return task.evaluate(dataset, model, mesh, settings.trainer, tmp_path / name)
+
+    wanted = work(alone(), "1")
     for world in (2, 3):
         for found in run_ranks(world, work, str(world)):
             assert found == wanted | {"loss": pytest.approx(wanted["loss"])}
-        assert (tmp_path / "1.arrow").read_bytes() == (tmp_path / f"{world}.arrow").read_bytes()
-    assert len(list(tmp_path.glob("*.arrow*"))) == 3
+        assert (tmp_path / "1" / NAME).read_bytes() == (tmp_path / str(world) / NAME).read_bytes()
+        assert [p.name for p in (tmp_path / str(world)).iterdir()] == [NAME]
 
-    table = pa.ipc.open_file(tmp_path / "1.arrow").read_all()
+    table = pa.ipc.open_file(tmp_path / "1" / NAME).read_all()
     assert table.schema.names == ["source", "row", "label", "predicted"]
     rows = table["row"].to_numpy()
     assert (np.diff(rows) > 0).all()  # sorted, each once
@@ -153,7 +158,7 @@ def test_predictions_are_of_the_right_rows(
     import laspy
 
     go(run_settings(steps=60), dataset, tmp_path / "run")
-    table = pa.ipc.open_file(tmp_path / "run" / "predictions.arrow").read_all()
+    table = pa.ipc.open_file(tmp_path / "run" / NAME).read_all()
     las = laspy.read(scan)
     codes = np.asarray(las.classification)[table["row"].to_numpy()]
     assert (table["label"].to_numpy() == np.select([codes == 2, codes == 3], [0, 1], -1)).all()
@@ -167,7 +172,7 @@ def test_the_report_says_how_the_run_went(run_settings: Make, dataset: Dataset, 
     go(settings, dataset, tmp_path / "run")
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["steps"] == report["updates"] == 30
-    assert report["layout"] == {"dp": 1, "shard": 1, "tp": 1, "pp": 1}
+    assert report["layout"] == LayoutSettings().model_dump()
     assert report["levels"] == [report["levels"][0] | {"k": 32, "steps": 30}]
     stages = {row["stage"]: row for row in report["stages"]}
     assert stages["train.forward"]["items"] == 30
@@ -215,11 +220,11 @@ def test_what_training_measured_survives_a_kill_during_evaluation(
         raise Cut
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "evaluate", killed)
+        patch.setattr(Segmentation, "evaluate", killed)
         with pytest.raises(Cut):
-            loop.run(run_settings(), dataset, tmp_path, ALONE, 0.0)
+            loop.run(run_settings(), dataset, tmp_path, alone(), 0.0)
     assert not (tmp_path / "report.json").exists()
-    loop.run(run_settings(), dataset, tmp_path, ALONE, 0.0)
+    loop.run(run_settings(), dataset, tmp_path, alone(), 0.0)
     report = json.loads((tmp_path / "report.json").read_text())
     assert "train.step" in {row["stage"] for row in report["stages"]}
     assert report["train_wall_s"] > 0
@@ -230,11 +235,11 @@ def test_nothing_to_learn_from_is_refused(settings_of: Make, run_settings: Make,
     data = run_settings().data.model_copy(update={"classes": {"water": [9]}})
     settings = run_settings().model_copy(update={"data": data})
     with pytest.raises(DataError, match="no training point has a class"):
-        loop.run(settings, build(data, tmp_path), tmp_path, ALONE, 0.0)
+        loop.run(settings, build(data, tmp_path), tmp_path, alone(), 0.0)
 
 
 def test_weights_that_broke_are_never_kept(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
     """The loss was finite still; the update that followed was not."""
     with pytest.raises(DataError, match=r"step 0: .*not finite"):
-        loop.run(run_settings(steps=1, lr=1e38, warmup=0.0), dataset, tmp_path, ALONE, 0.0)
+        loop.run(run_settings(steps=1, lr=1e38, warmup=0.0), dataset, tmp_path, alone(), 0.0)
     assert checkpoint.complete(tmp_path / "checkpoints") == []

@@ -7,17 +7,57 @@ import pytest
 
 from tamis.config import check, differences, dumps, load
 from tamis.errors import UsageError
-from tamis.trainer.settings import LayoutSettings, ModelSettings, Settings, TrainerSettings
+from tamis.trainer.model_settings import CloudSettings, PointSettings, TokenSettings
+from tamis.trainer.settings import LayoutSettings, Settings, TrainerSettings
 
 
-@pytest.mark.parametrize("axis", ["tp", "pp", "shard"])
-def test_only_data_parallel_is_available(axis: str) -> None:
-    with pytest.raises(
-        UsageError, match=rf"'{axis}': only data parallel \(layout.dp\) is available"
-    ) as error:
-        check({"dp": 2, axis: 2}, LayoutSettings, where="x.toml")
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dp": 2, "shard": 4}, "shard 4 does not divide dp 2"),
+        ({"dp": 0}, "'dp'"),
+        ({"tp": 0}, "'tp'"),
+        ({"schedule": "1f2b"}, "'schedule'"),
+        ({"microbatches": 0}, "'microbatches'"),
+        ({"cp": 2}, "'cp'"),
+    ],
+)
+def test_a_wrong_layout_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        check(values, LayoutSettings, where="x.toml")
     assert "\n" not in str(error.value)
-    assert check({"dp": 2, axis: 1}, LayoutSettings, where="x.toml").dp == 2
+
+
+def test_a_layout_says_how_many_ranks_it_needs() -> None:
+    layout = check({"dp": 4, "shard": 2, "tp": 2, "pp": 3}, LayoutSettings, where="x.toml")
+    assert (layout.ranks, layout.parts, layout.reshards) == (24, 3, False)
+    assert LayoutSettings().reshards
+    assert LayoutSettings(pp=2, microbatches=5, reshard=True).parts == 5
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"dp": 5}, r"layout\.dp 5 is above loader\.batch 4"),
+        ({"dp": 2, "microbatches": 3}, r"layout\.microbatches 3 is above .* loader\.batch, 2"),
+        ({"pp": 2, "dp": 4}, r"layout\.microbatches 2 is above .* loader\.batch, 1"),
+        ({"tp": 4}, r"layout\.tp 4 does not divide model\.heads 2"),
+        ({"pp": 3}, "pp|depth"),
+    ],
+)
+def test_a_layout_that_would_idle_or_hang_is_refused(
+    settings_of: Any, layout: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        settings_of(layout=layout)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_are_shared_out_evenly_among_tensor_parallel_ranks(settings_of: Any) -> None:
+    model = {"width": 36, "heads": 3, "depth": 2, "mlp_ratio": 2, "window": 8}
+    assert settings_of(layout={"tp": 3}, model=model, trainer={"points": 48, "steps": 1})
+    with pytest.raises(UsageError, match=r"points 32 is not a multiple of 24, by which .* and layout\.tp"):
+        settings_of(layout={"tp": 3}, model=model)
 
 
 def test_other_precisions_are_refused_by_name() -> None:
@@ -40,18 +80,36 @@ def test_other_precisions_are_refused_by_name() -> None:
 )
 def test_a_wrong_model_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check(values, ModelSettings, where="x.toml")
+        check(values, PointSettings, where="x.toml")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"width": 50, "heads": 4}, "even number of channels"),
+        ({"end": 300}, "end 300 is not among the 257 tokens"),
+        ({"vocabulary": 1}, "vocabulary"),
+        ({"window": 32}, "window"),
+    ],
+)
+def test_a_wrong_model_of_tokens_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check(values, TokenSettings, where="x.toml")
+
+
+def test_the_kind_of_a_model_chooses_its_settings(settings_of: Any) -> None:
+    assert isinstance(settings_of(model={"window": 8}).model, PointSettings)
+    assert isinstance(settings_of(model={"kind": "clouds", "window": 8}).model, CloudSettings)
+    assert isinstance(settings_of(model={"kind": "tokens"}).model, TokenSettings)
+    with pytest.raises(UsageError, match="kind is none of 'points', 'clouds' and 'tokens'") as error:
+        settings_of(model={"kind": "token"})
+    assert "\n" not in str(error.value)
 
 
 def test_points_must_fill_windows(settings_of: Any) -> None:
     assert isinstance(settings_of(), Settings)
-    with pytest.raises(UsageError, match=r"trainer\.points 40 is not a multiple of model\.window 32"):
+    with pytest.raises(UsageError, match=r"trainer\.points 40 is not a multiple of 32, by which model\.window"):
         settings_of(trainer={"points": 40, "steps": 1}, model={"window": 32})
-
-
-def test_every_rank_gets_a_sample(settings_of: Any) -> None:
-    with pytest.raises(UsageError, match=r"layout\.dp 5 is above loader\.batch 4"):
-        settings_of(layout={"dp": 5})
 
 
 @pytest.mark.parametrize("name", ["quickstart", "ign"])

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from tamis.errors import DataError
-from tamis.trainer.settings import ModelSettings
-from tamis.trainer.tasks import Segmentation, TaskState, task_state
+from tamis.errors import DataError, UsageError
+from tamis.trainer.learner import whole_model
+from tamis.trainer.model_settings import CloudSettings, PointSettings, TokenSettings
+from tamis.trainer.tasks import Classification, NextToken, Segmentation, TaskState, task_of
+from tamis.trainer.tasks.features import cloud_state
+from tamis.trainer.tasks.task import counted
 
-ALL = ModelSettings(features=("xy", "z", "intensity", "returns", "rgb"), xy_scale=2.0, z_scale=4.0)
+ALL = PointSettings(features=("xy", "z", "intensity", "returns", "rgb"), xy_scale=2.0, z_scale=4.0)
 STATE = TaskState(classes=("a", "b"), bright={"intensity": 50.0, "rgb": 200.0})
 FIELDS = ["xyz", "intensity", "return_number", "number_of_returns", "rgb", "label"]
 
@@ -28,7 +32,7 @@ def columns() -> dict[str, Any]:
 
 
 def features_of(task: Segmentation, columns: dict[str, Any]) -> NDArray[np.float32]:
-    found = task.features({name: torch.from_numpy(values) for name, values in columns.items()}).numpy()
+    found = task.entry({name: torch.from_numpy(values) for name, values in columns.items()}).numpy()
     assert found.dtype == np.float32
     return found
 
@@ -79,7 +83,7 @@ def test_features_are_what_numpy_makes_of_them(seed: int) -> None:
 
 def test_the_task_asks_for_the_columns_it_needs() -> None:
     assert Segmentation(ALL, STATE, FIELDS, "here").columns == FIELDS[:-1]
-    assert Segmentation(ModelSettings(), STATE, FIELDS, "here").columns == ["xyz"]
+    assert Segmentation(PointSettings(), STATE, FIELDS, "here").columns == ["xyz"]
 
 
 @pytest.mark.parametrize(("field", "feature"), [("intensity", "intensity"), ("number_of_returns", "returns")])
@@ -89,17 +93,17 @@ def test_a_missing_field_is_an_error_that_names_it(field: str, feature: str) -> 
 
 
 def test_only_labelled_valid_rows_of_real_samples_count() -> None:
-    task = Segmentation(ModelSettings(), STATE, FIELDS, "here")
+    task = Segmentation(PointSettings(), STATE, FIELDS, "here")
     label = torch.tensor([[0, 1, -1, 1], [1, 1, 1, 1]], dtype=torch.int32)
     mask = torch.tensor([[True, True, True, False], [True] * 4])
-    found, count = task.labels({"label": label}, mask, torch.tensor([1.0, 0.0]))
-    assert count == 2
+    found = task.labels({"label": label}, mask, torch.tensor([1.0, 0.0]))
+    assert counted(found) == 2
     assert found.dtype == torch.int64
     assert found.tolist() == [[0, 1, -1, -1], [-1] * 4]
 
 
 def test_the_loss_is_a_sum_over_the_rows_that_count() -> None:
-    task = Segmentation(ModelSettings(), STATE, FIELDS, "here")
+    task = Segmentation(PointSettings(), STATE, FIELDS, "here")
     scores = torch.randn(1, 3, 2, requires_grad=True)
     loss = task.loss(scores, torch.tensor([[0, -1, 1]]))
     log = scores.log_softmax(-1)
@@ -113,8 +117,81 @@ def test_the_loss_is_a_sum_over_the_rows_that_count() -> None:
 
 def test_the_state_comes_from_the_dataset() -> None:
     figures = {"intensity": SimpleNamespace(p99=[80.0]), "rgb": SimpleNamespace(p99=[0.0, 0.0, None])}
-    dataset: Any = SimpleNamespace(classes=["a", "b"], statistics=figures, path="there")
-    assert task_state(ALL, dataset) == TaskState(classes=("a", "b"), bright={"intensity": 80.0, "rgb": 1.0})
+    counts = SimpleNamespace(splits={"train": SimpleNamespace(classes={"a": 0, "b": 1})})
+    dataset: Any = SimpleNamespace(
+        classes=["a", "b"], statistics=figures, path="there", manifest=SimpleNamespace(counts=counts)
+    )
+    assert cloud_state(ALL, dataset) == TaskState(classes=("a", "b"), bright={"intensity": 80.0, "rgb": 1.0})
     dataset.classes = []
     with pytest.raises(DataError, match="there: has no classes"):
-        task_state(ALL, dataset)
+        cloud_state(ALL, dataset)
+    dataset.classes, counts.splits["train"].classes = ["a", "b"], {"a": 0, "b": 0}
+    with pytest.raises(DataError, match="there: no training point has a class"):
+        cloud_state(ALL, dataset)
+
+
+def test_a_cloud_has_the_class_of_its_valid_points() -> None:
+    task = Classification(CloudSettings(), STATE, FIELDS, "here")
+    label = torch.tensor([[1, 1, 0], [0, 0, -1], [-1, -1, 1], [1, 1, 1]], dtype=torch.int32)
+    mask = torch.tensor([[True, True, False], [True] * 3, [True, True, False], [True] * 3])
+    found = task.labels({"label": label}, mask, torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    assert found.dtype == torch.int64
+    assert found.tolist() == [1, 0, -1, -1]
+
+
+SMALL = TokenSettings(vocabulary=10, end=9)
+
+
+def test_a_token_is_followed_by_the_next_one_of_its_document() -> None:
+    task = NextToken(SMALL, True, "here")
+    tokens = torch.tensor([[1, 2, 9, 3, 9, 4], [5, 6, 7, 5, 6, 7], [1, 1, 1, 1, 1, 1]], dtype=torch.uint16)
+    mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3, [True] * 6])
+    found = task.labels({"tokens": tokens}, mask, torch.tensor([1.0, 1.0, 0.0]))
+    assert found.dtype == torch.int64
+    assert found.tolist() == [[2, 9, -1, 9, -1, -1], [6, 7, -1, -1, -1, -1], [-1] * 6]
+    assert task.inputs({"tokens": tokens}, mask)["document"].tolist() == [
+        [0, 0, 0, 1, 1, 2],
+        [0] * 6,
+        [0] * 6,
+    ]
+    assert torch.equal(task.entry({"tokens": tokens}), tokens.long())
+
+
+def test_a_token_beyond_the_vocabulary_is_refused() -> None:
+    with pytest.raises(DataError, match="a token is 10, the vocabulary holds 10"):
+        NextToken(SMALL, True, "here").entry({"tokens": torch.tensor([[1, 10]], dtype=torch.uint16)})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_next_token_depends_on_what_came_before_in_the_document_alone(seed: int) -> None:
+    """Every score against that of the document's own tokens, up to it, without the others."""
+    task = NextToken(TokenSettings(vocabulary=10, end=9, width=24, heads=2, depth=2), True, "here")
+    torch.manual_seed(seed)
+    net = whole_model(task)
+    tokens = torch.randint(0, 10, (2, 24))
+
+    def scores(tokens: Tensor) -> Tensor:
+        columns = {"tokens": tokens}
+        mask = torch.ones(tokens.shape, dtype=torch.bool)
+        found: Tensor = net(task.entry(columns), **task.inputs(columns, mask))
+        return found
+
+    with torch.no_grad():
+        found = scores(tokens)
+        for row in range(2):
+            start = 0
+            for i in range(24):
+                alone = scores(tokens[row : row + 1, start : i + 1])[0, -1]
+                torch.testing.assert_close(found[row, i], alone, atol=1e-5, rtol=1e-4)
+                if tokens[row, i] == 9:
+                    start = i + 1
+
+
+def test_a_dataset_without_tokens_or_training_samples_is_refused() -> None:
+    manifest = SimpleNamespace(annotations=[])
+    dataset: Any = SimpleNamespace(path="there", schema={"xyz": None}, manifest=manifest, splits={"train": []})
+    with pytest.raises(DataError, match="there: has no tokens"):
+        task_of(TokenSettings(), dataset)
+    dataset.splits = {"test": []}
+    with pytest.raises(UsageError, match="there: has no split 'train'"):
+        task_of(TokenSettings(), dataset)

@@ -1,114 +1,75 @@
-"""Data parallel: every rank has the whole model and a share of each global batch."""
+"""Data parallelism: every replica learns from its share of the batch, and gradients are added up.
+
+Losses are divided beforehand by what counts in the whole batch, so gradients are summed, never averaged.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import TamisError, UsageError
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks of a run, seen from one of them. With one rank nothing is sent and nothing is wrapped."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model whose backward pass leaves the same gradients on every rank, see `share`."""
-        if self.world == 1:
-            return model
-        devices = [self.device] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(model, device_ids=devices)
-
-    def share(self, loss: Tensor, count: float) -> Tensor:
-        """What to differentiate, of a loss summed over this rank's points; ``count``: points of all ranks.
-
-        The wrapped model averages gradients over ranks; the factor turns that into the sum, so that the
-        gradient is that of sum / count over the global batch, whatever share of the points a rank had.
-        """
-        return loss * (self.world / count)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Add up over ranks, in place."""
-        if self.world > 1:
-            dist.all_reduce(values)
-        return values
-
-    def gather(self, value: T) -> list[T]:
-        """The values of all ranks, on every rank (picklable, small)."""
-        if self.world == 1:
-            return [value]
-        values: list[T] = [value] * self.world
-        dist.all_gather_object(values, value)
-        return values
-
-    def first(self, work: Callable[[], T]) -> T:
-        """What ``work`` gives on rank 0, which alone does it; all ranks raise the TamisError it raised."""
-        outcome: T | TamisError | None = None
-        if self.rank == 0:
-            try:
-                outcome = work()
-            except TamisError as error:
-                outcome = error
-        told = self.gather(outcome)[0]
-        if isinstance(told, TamisError):
-            raise told
-        return cast(T, told)
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self.world > 1:
-            dist.barrier()
+from ..mesh import Mesh
+from ..models.trunk import Trunk
+from .flat import all_reduced
+from .norm import gradients
 
 
-@contextmanager
-def data_parallel(size: int) -> Iterator[Ranks]:
-    """Join the ranks that torchrun started (its environment variables say who is who), or be the only one.
+class Replicas:
+    """How the replicas of a mesh exchange gradients.
 
-    gloo between processors, NCCL between GPUs, one a rank. Raises UsageError where the number of ranks is
-    not ``size``, or a rank has no GPU of its own while others have.
+    Without tensor and pipeline ranks, torch's DistributedDataParallel (Li et al. 2020) sends gradients while
+    the backward pass goes on. With ``dp_shard``, FSDP (Zhao et al. 2023; ZeRO, Rajbhandari et al. 2020) also
+    splits parameters and the optimiser's state. Else gradients are added up after the backward pass.
     """
-    rank, world, local = (
-        int(os.environ.get(k, d)) for k, d in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-    )
-    if world != size:
-        raise UsageError(f"layout.dp = {size}", f"but {world} ranks were started", "make them equal")
-    device = _device(local)
-    if world == 1:
-        yield Ranks(0, 1, device)
-        return
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, rank=rank, world_size=world, device_id=device if backend == "nccl" else None
-    )
-    try:
-        yield Ranks(rank, world, device)
-        dist.barrier()  # a rank that leaves early would break the connections of those still busy
-    finally:
-        dist.destroy_process_group()
+
+    def __init__(self, stages: Sequence[Trunk], mesh: Mesh, reshard: bool) -> None:
+        self.mesh = mesh
+        self.stages: list[nn.Module] = list(stages)
+        sharded = mesh.size("dp_shard") > 1
+        only_data = mesh.size("tp") == mesh.size("pp") == 1
+        self._wrapped = sharded or (only_data and mesh.replicas > 1)
+        if sharded:
+            for stage in stages:
+                _shard(stage, mesh, reshard)
+        elif self._wrapped:
+            devices = [mesh.device] if mesh.device.type == "cuda" else None
+            self.stages = [DistributedDataParallel(stages[0], device_ids=devices)]
+
+    @property
+    def factor(self) -> float:
+        """By what to multiply a loss, so that what arrives in the gradients is the sum over replicas."""
+        return float(self.mesh.replicas) if self._wrapped else 1.0  # the wrappers average
+
+    @contextmanager
+    def exchanging(self, exchange: bool) -> Iterator[None]:
+        """Run forward and backward passes whose gradients are sent, or only kept for those that follow."""
+        stage = self.stages[0]
+        if isinstance(stage, FSDPModule):
+            stage.set_requires_gradient_sync(exchange)
+            stage.set_is_last_backward(exchange)
+            yield
+        elif isinstance(stage, DistributedDataParallel) and not exchange:
+            with stage.no_sync():
+                yield
+        else:
+            yield
+
+    def add_up(self, model: nn.Module) -> None:
+        """After the backward pass: what was not sent during it."""
+        group = self.mesh.group("dp_replicate")
+        if group is not None and not self._wrapped:
+            all_reduced([gradient for _, gradient in gradients(model)], group)
 
 
-def _device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise UsageError(
-            "layout.dp",
-            f"local rank {local_rank} has no GPU: this machine has {torch.cuda.device_count()}",
-            "start no more ranks than GPUs, or hide them with CUDA_VISIBLE_DEVICES=",
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
+def _shard(stage: Trunk, mesh: Mesh, reshard: bool) -> None:
+    assert mesh.devices is not None
+    names = ("dp_replicate", "dp_shard") if mesh.size("dp_replicate") > 1 else ("dp_shard",)
+    options: dict[str, Any] = {"mesh": mesh.devices[names], "reshard_after_forward": reshard}
+    for block in stage.blocks.values():
+        fully_shard(block, **options)
+    fully_shard(stage, **options)

@@ -1,53 +1,35 @@
-"""What is learned: which columns the task needs, what the model reads, and what the loss counts."""
+"""What the model is told of each point, from the fields of a scan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
-from ..config import Model
-from ..errors import DataError
-from ..pipelines.dataset import Dataset
-from ..pipelines.records import IGNORED
-from .settings import FIELDS, Feature, ModelSettings
+from ...errors import DataError
+from ...pipelines.dataset import Dataset
+from ..model_settings import FIELDS, CurveSettings, Feature
+from ..models.layers import Mlp
+from ..models.points import CurveSight
+from ..models.trunk import Makers
+from ..parallel.rows import Rows
+from .task import Task, TaskState, Tensors
 
 _WIDTHS: dict[Feature, int] = {"xy": 2, "z": 1, "intensity": 1, "returns": 2, "rgb": 3}
 _BRIGHTNESS: tuple[Feature, ...] = ("intensity", "rgb")
 
-Tensors = Mapping[str, Tensor]
 
-
-class TaskState(Model):
-    """What a checkpoint keeps of the task, so that a model can be used without its dataset.
-
-    ``bright``: what counts as full brightness of a field, its 99th percentile over the training split.
-    """
-
-    classes: tuple[str, ...]
-    bright: dict[str, float]
-
-
-class Inputs(NamedTuple):
-    """The model's arguments, see `PointTransformer.forward`."""
-
-    xyz: Tensor
-    features: Tensor
-    transposed: Tensor
-    mask: Tensor | None
-
-
-class Segmentation:
-    """A class for every point.
+class CloudTask(Task):
+    """A task on point clouds.
 
     ``fields``: the fields a dataset or a file has, ``where`` it is (for errors). Raises DataError where a
     field is missing that a feature needs.
     """
 
-    def __init__(self, model: ModelSettings, state: TaskState, fields: Sequence[str], where: str) -> None:
+    model: CurveSettings  # type: ignore[assignment]
+
+    def __init__(self, model: CurveSettings, state: TaskState, fields: Sequence[str], where: str) -> None:
         self.model, self.state = model, state
         for feature in model.features:
             missing = [f for f in FIELDS[feature] if f not in fields]
@@ -61,17 +43,29 @@ class Segmentation:
         self.width = sum(_WIDTHS[f] for f in model.features)
         self.classes = len(state.classes)
 
-    def inputs(self, columns: Tensors, mask: Tensor) -> Inputs:
-        """What the model reads of a dense batch, where its tensors are: columns (b, k, ...), mask (b, k).
+    @property
+    def makers(self) -> Makers:
+        """See `Task`."""
+        return Makers(self._embedding, lambda: CurveSight(self.model), self._pool, self.classes)
 
-        The rows are sorted along the first curve.
-        """
-        features = self.features(columns)
-        return Inputs(columns["xyz"], features, columns["transposed"], None if mask.all() else mask)
+    _pool: type[nn.Module] | None = None
 
-    def features(self, columns: Tensors) -> Tensor:
+    def _embedding(self, rows: Rows) -> nn.Module:
+        return Mlp(self.width, self.model.width, self.model.width, rows)
+
+    @property
+    def sight_columns(self) -> tuple[str, ...]:
+        """See `Task`."""
+        return ("xyz", "transposed")
+
+    def entry(self, columns: Tensors) -> Tensor:
         """Features float32 (b, k, width) of dense columns (b, k, ...), each near 1 in size."""
         return torch.cat([self._feature(f, columns) for f in self.model.features], dim=-1)
+
+    def inputs(self, columns: Tensors, mask: Tensor, /) -> dict[str, Tensor]:
+        """Where the points are; the rows are sorted along the first curve. See `CurveSight.forward`."""
+        known = {"xyz": columns["xyz"], "transposed": columns["transposed"]}
+        return known if mask.all() else {**known, "mask": mask}
 
     def _feature(self, name: Feature, columns: Tensors) -> Tensor:
         if name == "xy":
@@ -88,26 +82,16 @@ class Segmentation:
         share = columns[name].float() / self.state.bright[name]
         return share.clamp(0, 1).reshape(*columns["xyz"].shape[:2], -1)
 
-    def labels(self, columns: Tensors, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels int64 (b, k), `IGNORED` where a row does not count, and how many rows count."""
-        label = columns["label"].long()
-        counts = mask & (weight > 0)[:, None] & (label >= 0)
-        return torch.where(counts, label, IGNORED), counts.sum()
 
-    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy, summed over the rows that count."""
-        return functional.cross_entropy(
-            scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-
-
-def task_state(model: ModelSettings, dataset: Dataset) -> TaskState:
+def cloud_state(model: CurveSettings, dataset: Dataset) -> TaskState:
     """The classes of a dataset, and what counts as bright in it.
 
-    Raises DataError where the dataset has no classes.
+    Raises DataError where the dataset has no classes, or no training point has one.
     """
     if not dataset.classes:
         raise DataError(dataset.path, "has no classes", "name them in data.classes and build again")
+    if not any(dataset.manifest.counts.splits["train"].classes.values()):
+        raise DataError(dataset.path, "no training point has a class", "correct data.classes or data.split")
     fields = [f for f in _BRIGHTNESS if f in model.features and f in dataset.statistics]
     bright = {f: max(value or 0.0 for value in dataset.statistics[f].p99) for f in fields}
     return TaskState(classes=tuple(dataset.classes), bright={f: b or 1.0 for f, b in bright.items()})

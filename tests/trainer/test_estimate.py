@@ -1,0 +1,201 @@
+"""What a run is said to take, against what ranks really hold and send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from tamis.errors import UsageError
+from tamis.loaders.loader import Batch
+from tamis.metrics import STREAM, TRAIN, Meter
+from tamis.trainer.dry_run import planned_task, text
+from tamis.trainer.estimate import Estimator, RankEstimate
+from tamis.trainer.flops import step_flops
+from tamis.trainer.learner import Learner
+from tamis.trainer.mesh import Mesh
+from tamis.trainer.parallel.wire import Wire, axes_of
+from tamis.trainer.settings import Settings
+from tamis.trainer.step import Trainer
+from tamis.trainer.tasks import Task
+
+POINTS = {"kind": "points", "width": 24, "heads": 2, "depth": 5, "window": 8, "features": ("xy", "intensity")}
+CLOUDS = POINTS | {"kind": "clouds"}
+TOKENS = {"kind": "tokens", "width": 24, "heads": 2, "depth": 4, "vocabulary": 7, "end": 6}
+K, EACH = 32, 4  # rows of a sample, samples of a replica
+COUNTS = 64  # bytes that carry the number of rows and the loss
+
+
+@pytest.fixture
+def planned(settings_of: Callable[..., Settings], tmp_path: Path) -> Callable[..., tuple[Settings, Task]]:
+    """``planned(model, layout, **trainer)``: a configuration without a dataset, and its task."""
+
+    def make(model: dict[str, Any], layout: dict[str, Any], **trainer: Any) -> tuple[Settings, Task]:
+        settings = settings_of(
+            data={"classes": {"a": [1], "b": [2], "c": [3]}},
+            loader={"batch": EACH * layout.get("dp", 1)},
+            model=model,
+            layout=layout,
+            trainer={"points": K, "steps": 4} | trainer,
+        )
+        task = planned_task(settings, tmp_path)
+        task.state.bright["intensity"] = 100.0
+        return settings, task
+
+    return make
+
+
+def new_batch(seed: int) -> Batch:
+    """A replica's share, with the columns of every task."""
+    rng = np.random.default_rng(seed)
+    columns: dict[str, Any] = {
+        "xyz": rng.uniform(-5, 5, (EACH, K, 3)).astype(np.float32),
+        "intensity": rng.integers(0, 120, (EACH, K)).astype(np.uint16),
+        "label": np.broadcast_to(rng.integers(0, 3, (EACH, 1)), (EACH, K)).astype(np.int32),
+        "transposed": rng.permuted(np.tile(np.arange(K), (EACH, 1)), axis=1),
+        "tokens": rng.integers(0, 7, (EACH, K)).astype(np.int32),
+    }
+    ids, weight = np.arange(EACH, dtype=np.uint64), np.ones(EACH, np.float32)
+    return Batch(0, 0, ids, columns, np.ones((EACH, K), bool), None, weight, K)
+
+
+def step(mesh: Mesh, settings: Settings, task: Task, seed: int) -> tuple[int, list[str], dict[str, float]]:
+    """Numbers this rank keeps, its blocks, and bytes it sent in a step, by axis."""
+    learner = Learner(task, settings.layout, settings.trainer, mesh)
+    trainer = Trainer(learner, EACH, Meter(STREAM + TRAIN))
+    batch = new_batch(seed + mesh.replica)
+    for _ in range(2):  # in which ranks connect, and agree on shapes and buckets
+        trainer.step(batch)
+    with Wire(axes_of(mesh)) as wire:
+        trainer.step(batch)
+    held = [p.to_local() if isinstance(p, DTensor) else p for p in learner.model.parameters()]
+    sent = {axis: traffic.wire_bytes for axis, traffic in wire.by_axis().items()}
+    return sum(t.numel() for t in held), list(learner.model.blocks), sent
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "recompute"),
+    [
+        (POINTS, {"dp": 2}, "none"),
+        (POINTS, {"dp": 2, "microbatches": 2}, "none"),
+        (POINTS, {"dp": 3, "shard": 3, "microbatches": 2}, "none"),
+        (POINTS, {"dp": 4, "shard": 2, "reshard": False}, "none"),
+        (POINTS, {"dp": 2, "tp": 2}, "full"),
+        (CLOUDS, {"tp": 2, "microbatches": 2}, "selective"),
+        (TOKENS, {"tp": 2, "pp": 2, "microbatches": 4}, "none"),
+        (TOKENS, {"pp": 2, "schedule": "zbv", "microbatches": 4}, "none"),
+        (POINTS, {"dp": 2, "shard": 2, "pp": 2, "schedule": "interleaved"}, "none"),
+        (POINTS, {"dp": 2, "shard": 2, "pp": 2, "microbatches": 4, "reshard": True}, "none"),
+        (POINTS, {"dp": 2, "shard": 2, "tp": 2, "pp": 2, "schedule": "zero_bubble"}, "none"),
+    ],
+    ids=str,
+)
+def test_ranks_hold_and_send_what_was_said(
+    planned: Callable[..., tuple[Settings, Task]],
+    run_ranks: Callable[..., list[Any]],
+    model: dict[str, Any],
+    layout: dict[str, Any],
+    recompute: str,
+) -> None:
+    settings, task = planned(model, layout, recompute=recompute)
+    said = Estimator(settings, task).ranks()
+    found = run_ranks(settings.layout, step, settings, task, 5)
+    assert len(said) == len(found) == settings.layout.ranks
+    for estimate, (parameters, blocks, sent) in zip(said, found, strict=True):
+        assert estimate.parameters == parameters
+        assert sorted(estimate.blocks) == sorted(map(int, blocks))
+        # What belongs to no axis is the few bytes of counts.
+        for axis in {*estimate.wire_bytes, *sent}:
+            assert sent.get(axis, 0.0) == pytest.approx(estimate.wire_bytes.get(axis, 0.0), abs=COUNTS), axis
+
+
+@pytest.mark.parametrize("model", [POINTS, CLOUDS, TOKENS], ids=lambda m: m["kind"])
+def test_what_is_kept_for_the_backward_pass(
+    planned: Callable[..., tuple[Settings, Task]], model: dict[str, Any]
+) -> None:
+    settings, task = planned(model | {"depth": 8}, {})
+    learner = Learner(task, settings.layout, settings.trainer, Mesh(0, torch.device("cpu")))
+    parameters = {p.untyped_storage().data_ptr() for p in learner.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = new_batch(3).torch()
+    mask, weight = batch["mask"], batch["weight"]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        scores = learner.model(task.entry(batch), **task.inputs(batch, mask))
+        loss = task.loss(scores, task.labels(batch, mask, weight))
+    (said,) = Estimator(settings, task).ranks()
+    assert said.memory["activations"] == pytest.approx(sum(kept.values()), rel=0.1)
+    assert loss.requires_grad
+
+
+def of(planned: Callable[..., tuple[Settings, Task]], layout: dict[str, Any], **trainer: Any) -> RankEstimate:
+    return Estimator(*planned(POINTS | {"depth": 8}, layout, **trainer)).ranks()[0]
+
+
+def test_memory_falls_with_what_saves_it(planned: Callable[..., tuple[Settings, Task]]) -> None:
+    whole = of(planned, {})
+    assert whole.memory["optimiser"] == 2 * whole.memory["gradients"] == 8 * whole.parameters
+    assert whole.memory["gathered"] == 0
+    kinds = [of(planned, {}, recompute=r).memory["activations"] for r in ("full", "selective", "none")]
+    assert kinds == sorted(kinds)
+    assert kinds[0] < kinds[2] / 2
+    sharded = of(planned, {"dp": 2, "shard": 2})
+    assert sharded.parameters <= whole.parameters / 2 + 100
+    assert (
+        0
+        < sharded.memory["gathered"]
+        < of(planned, {"dp": 2, "shard": 2, "reshard": False}).memory["gathered"]
+    )
+    # 1F1B keeps as many microbatches as there are pipeline ranks, GPipe all.
+    few, every = (
+        of(planned, {"pp": 2, "microbatches": 4, "schedule": s}).memory["activations"]
+        for s in ("1f1b", "gpipe")
+    )
+    assert every == 2 * few
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 2}, {"dp": 2, "tp": 2, "pp": 2, "schedule": "zbv"}], ids=str)
+def test_ranks_share_out_the_work(
+    planned: Callable[..., tuple[Settings, Task]], layout: dict[str, Any]
+) -> None:
+    settings, task = planned(POINTS, layout)
+    total = sum(r.flops for r in Estimator(settings, task).ranks())
+    assert total == pytest.approx(step_flops(task, K, settings.loader.batch))
+
+
+def test_bubbles_as_schedules_have_them(planned: Callable[..., tuple[Settings, Task]]) -> None:
+    bubbles = []
+    for schedule in ("zbv", "interleaved", "1f1b"):
+        layout = {"pp": 2, "microbatches": 4, "schedule": schedule}
+        bubbles.append(Estimator(*planned(POINTS | {"depth": 64}, layout)).bubble())
+    assert bubbles == sorted(bubbles)
+    assert bubbles[2] == pytest.approx(1 / 5, abs=0.01)  # (p - 1) / (m + p - 1)
+    assert Estimator(*planned(POINTS, {})).bubble() == 0
+
+
+def test_the_table(planned: Callable[..., tuple[Settings, Task]]) -> None:
+    settings, task = planned(POINTS, {"dp": 2, "tp": 2, "pp": 2, "schedule": "zbv"})
+    first, head, *lines = text(settings, task).splitlines()
+    whole = Estimator(*planned(POINTS, {})).ranks()[0].parameters
+    assert first.startswith(f"8 ranks, {whole:,} parameters; of a step at 32 rows a sample: zbv over 2")
+    assert "bubble" in first
+    assert head.split()[:6] == ["rank", "pp", "dp_replicate", "dp_shard", "tp", "blocks"]
+    assert [line.split()[0] for line in lines] == [str(r) for r in range(8)]
+    assert {line.split()[5] for line in lines} == {"0,4", "1-3"}
+
+
+def test_classes_that_are_not_known(settings_of: Callable[..., Settings], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.classes is empty"):
+        planned_task(settings_of(), tmp_path)

@@ -1,0 +1,47 @@
+"""The norm of the whole gradient, each element once, wherever copies and shares of it lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ..mesh import Mesh
+
+_TINY = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+def gradients(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+    """Parameters and what this rank holds of their gradients."""
+    found = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    return [(p, g.to_local() if isinstance(g, DTensor) else g) for p, g in found]
+
+
+def squared_norm(held: Iterable[tuple[nn.Parameter, Tensor]], mesh: Mesh) -> Tensor:
+    """This rank's part of the squared norm, float64 (): the sum over all ranks is that of the whole gradient.
+
+    Where several ranks hold the same elements, the first of them counts these.
+    """
+    counted = [gradient for parameter, gradient in held if _speaks_for(parameter, mesh)]
+    if not counted:
+        return torch.zeros((), dtype=torch.float64, device=mesh.device)
+    return torch.stack(torch._foreach_norm(counted)).double().square().sum()
+
+
+def clip(held: Iterable[tuple[nn.Parameter, Tensor]], norm: float, highest: float) -> None:
+    """Scale gradients, in place, so that their norm, which is ``norm``, is at most ``highest``."""
+    if norm > highest:
+        torch._foreach_mul_([gradient for _, gradient in held], highest / (norm + _TINY))
+
+
+def _speaks_for(parameter: nn.Parameter, mesh: Mesh) -> bool:
+    if mesh.index("dp_replicate") > 0:
+        return False
+    if not isinstance(parameter, DTensor):
+        return mesh.index("dp_shard") == 0 and mesh.index("tp") == 0
+    coordinates = parameter.device_mesh.get_coordinate()
+    assert coordinates is not None
+    whole = (c for c, p in zip(coordinates, parameter.placements, strict=True) if p.is_replicate())
+    return all(c == 0 for c in whole)
