@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -33,9 +34,11 @@ from ..files import sync, write_atomic
 from .learner import Learner
 from .tasks import TaskState
 
-VERSION = 1
+VERSION = 2
 KEPT = 2
 NAME = "checkpoint.json"
+# Each entry under its parameter's name: pipeline ranks would else write their groups over one another's.
+_BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 _SEAL = b',"crc32c":'
 
 
@@ -153,7 +156,9 @@ def load(path: Path, learner: Learner) -> Checkpoint:
     tensors = _tensors(learner)
     _load(tensors, path)
     set_model_state_dict(learner.model, tensors["model"])
-    set_optimizer_state_dict(learner.model, learner.optimiser, optim_state_dict=tensors["optimiser"])
+    set_optimizer_state_dict(
+        learner.model, learner.optimiser, optim_state_dict=tensors["optimiser"], options=_BY_NAME
+    )
     learner.updates = state.updates
     return state
 
@@ -168,7 +173,7 @@ def load_model(path: Path, model: Any) -> None:
 def _tensors(learner: Learner) -> dict[str, Any]:
     return {
         "model": get_model_state_dict(learner.model),
-        "optimiser": get_optimizer_state_dict(learner.model, learner.optimiser),
+        "optimiser": get_optimizer_state_dict(learner.model, learner.optimiser, options=_BY_NAME),
     }
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAY_DIFFER = {"data.root"}  # where the raw files are says nothing about what is in them
+MAY_DIFFER = {"data.root", "report.every", "report.prometheus_port", "report.tensorboard"}
+"""Keys that say nothing about what is learned from what."""
 
 
 def train(settings: Settings, out: Path) -> dict[str, Any] | None:

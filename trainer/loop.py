@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,10 @@ from ..pipelines.dataset import Dataset
 from . import checkpoint, report
 from .feed import loader_of
 from .learner import Learner
-from .log import StepLog
 from .mesh import Mesh
+from .profile import profiled
+from .progress import Progress
+from .report import Measured
 from .settings import Settings, TrainerSettings
 from .speed import Speed
 from .step import Trainer, refuse_broken
@@ -39,9 +40,9 @@ def run(settings: Settings, dataset: Dataset, out: Path, mesh: Mesh, started_s: 
     columns = None if trainer.first else task.sight_columns + (settings.model.targets if trainer.last else ())
     with loader_of(settings, dataset, meter, mesh.replica, mesh.replicas, columns=columns) as loader:
         done = resume(out / "checkpoints", learner, loader)
-        speed = train(settings.trainer, out, trainer, loader, done)
+        measured = train(settings, out, trainer, loader, done)
     if done < settings.trainer.steps:
-        report.measure(out, trainer, speed, resumed_from=done)
+        report.measure(out, trainer, measured, resumed_from=done)
     evaluating_s = time.perf_counter()
     evaluation = task.evaluate(dataset, learner.whole(), mesh, settings.trainer, out)
     eval_wall_s = time.perf_counter() - evaluating_s
@@ -63,43 +64,45 @@ def resume(folder: Path, learner: Learner, loader: Loader) -> int:
     return state.step
 
 
-def train(settings: TrainerSettings, out: Path, trainer: Trainer, loader: Loader, done: int) -> Speed:
-    """Take the steps from ``done`` to ``settings.steps``; how fast that went."""
-    learner, meter = trainer.learner, trainer.meter
-    rank, speed = learner.mesh.rank, Speed(meter, settings.steps - done)
+def train(settings: Settings, out: Path, trainer: Trainer, loader: Loader, done: int) -> Measured:
+    """Take the steps from ``done`` to ``trainer.steps``; what was measured on this rank."""
+    learner, meter, steps = trainer.learner, trainer.meter, settings.trainer.steps
+    mesh, speed = learner.mesh, Speed(meter, steps - done)
     saved_s = time.monotonic()
     batches = iter(loader)
     with (
-        StepLog(out / "steps.jsonl", settings.steps, done) if rank == 0 else nullcontext() as lines,
-        Mover(loader, device_of(learner.mesh.device)) as mover,
+        Progress(out, settings, learner.task, mesh, meter, done) as progress,
+        Mover(loader, device_of(mesh.device)) as mover,
+        profiled(out / "profile", mesh.rank, meter, steps - done) as profile_step,
     ):
-        for step in range(done, settings.steps):
+        for step in range(done, steps):
             with meter.wait("train.wait"):
                 mover.make_room()
                 batch = next(batches)
             # Rank 0 looks at its clock for all: a checkpoint is everybody's work.
-            late = rank == 0 and time.monotonic() > saved_s + 60 * settings.checkpoint_minutes
-            outcome = trainer.step(
-                batch, (*(tally(batch) if learner.mesh.leads else (0, 0, 0)), int(late)), mover.move
-            )
-            samples, size, crc, some_late = outcome.tally
-            if lines:
-                lines.write(batch, outcome, samples, crc)
-            if some_late or _due(step + 1, settings):
+            late = mesh.rank == 0 and time.monotonic() > saved_s + 60 * settings.trainer.checkpoint_minutes
+            with progress.traffic.step(batch.k):
+                outcome = trainer.step(batch, (*tally(batch, mesh.leads), int(late)), mover.move)
+            *_, some_late = outcome.tally
+            progress.after(batch, outcome)
+            if some_late or _due(step + 1, settings.trainer):
                 refuse_broken(learner, step)
                 with meter.time("train.save"):
                     checkpoint.save(out / "checkpoints", learner, loader.state_dict(), step + 1)
                 saved_s = time.monotonic()
-            speed.count(batch.k, samples, size)
+            speed.count(batch.k, outcome)
+            profile_step()
     speed.stop()
-    return speed
+    return Measured(speed, progress.traffic.levels)
 
 
-def tally(batch: Batch) -> tuple[int, int, int]:
+def tally(batch: Batch, leads: bool = True) -> tuple[int, int, int]:
     """Samples of a batch, the bytes of their rows, and the sum of a CRC32C of each one's id and rows.
 
     Sums over ranks, so that they describe the global batch, however it is shared out.
     """
+    if not leads:
+        return 0, 0, 0  # the rank that leads this one's replica counts the same batch
     samples = np.flatnonzero(batch.weight > 0)
     size = crc = 0
     for i in samples:

@@ -46,6 +46,11 @@ class CurveSettings(TrunkSettings):
     z_scale: Annotated[float, Field(gt=0)] = 10.0
 
     @property
+    def unit(self) -> str:
+        """What a row is."""
+        return "points"
+
+    @property
     def rows_multiple(self) -> int:
         """What the number of rows of a sample must be a multiple of."""
         return self.window
@@ -112,6 +117,11 @@ class TokenSettings(TrunkSettings):
     vocabulary: Annotated[int, Field(ge=2)] = 257
     end: Annotated[int, Field(ge=0)] = 256
     rope_base: Annotated[float, Field(gt=1)] = 10_000.0
+
+    @property
+    def unit(self) -> str:
+        """What a row is."""
+        return "tokens"
 
     @property
     def rows_multiple(self) -> int:

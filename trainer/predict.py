@@ -20,12 +20,12 @@ from ..pipelines.records import sample_id
 from ..pipelines.settings import DataSettings
 from ..pipelines.splits import FilesSplit
 from . import checkpoint
-from .evaluate import predict_points
 from .learner import whole_model
 from .model_settings import PointSettings
 from .relabel import relabel
 from .settings import Settings
 from .tasks import Segmentation, TaskState
+from .tasks.points import predict_points
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from ..files import write_atomic
 from ..metrics import limiting_stage, stage_rows
 from .learner import Learner
 from .log import losses
+from .models.layers import here
+from .rank_figures import bubble, mean_traffic, rank_figures, work
 from .settings import Settings
 from .speed import Speed
 from .step import Trainer
@@ -30,39 +33,68 @@ UNMEASURED: dict[str, Any] = {
     "train_cpu_s": 0.0,
     "samples_per_s": None,
     "points_per_s": None,
+    "tokens_per_s": None,
     "data_wait_fraction": None,
+    "bubble_fraction": None,
+    "bubble_predicted": None,
+    "flops_per_s": None,
+    "mfu": None,
+    "ranks": [],
+    "collectives": {},
+    "wire_bytes": 0,
     "resumed_from": None,
 }
 """What a report says of training where the record of it is gone."""
 
 
-def measure(out: Path, trainer: Trainer, speed: Speed, resumed_from: int) -> None:
+@dataclass(frozen=True)
+class Measured:
+    """What one rank measured while it trained; ``traffic``: see `traffic.Traffic.levels`."""
+
+    speed: Speed
+    traffic: dict[int, dict[str, Any]]
+
+
+def measure(out: Path, trainer: Trainer, measured: Measured, resumed_from: int) -> None:
     """Write ``out/training.json``, what all ranks measured while they trained; every rank calls this.
 
     A file of its own, so that a run that is killed while it evaluates does not lose it. Rates,
     ``data_wait_fraction`` and ``limiting_stage`` are of the steady state, ``levels`` and ``stages`` of all
     steps, since the run was last resumed.
     """
-    mesh, meter = trainer.learner.mesh, trainer.meter
+    mesh, meter, speed = trainer.learner.mesh, trainer.meter, measured.speed
     tables = np.stack(mesh.gather(meter.table))
     steady = np.stack(mesh.gather(speed.steady))
     cpu_s = sum(mesh.gather(speed.cpu_s))
+    traffic = mesh.gather(measured.traffic)
+    ranks = mesh.gather(rank_figures(trainer, speed))
     if mesh.rank != 0:
         return
+    highest = max(speed.levels)
+    unit = trainer.learner.task.model.unit
     steady_rows = stage_rows(meter.stages, steady, speed.steady_s)
     waits = [r["starved"] for r in steady_rows if r["stage"] == "train.wait"]
-    measured = {
+    numbers = {
         "stages": stage_rows(meter.stages, tables, speed.wall_s),
         "levels": [speed.levels[k] for k in sorted(speed.levels)],
         "limiting_stage": limiting_stage(steady_rows),
         "train_wall_s": speed.wall_s,
         "train_cpu_s": cpu_s,
         "samples_per_s": speed.samples / speed.steady_s if speed.steady_s else None,
-        "points_per_s": speed.points / speed.steady_s if speed.steady_s else None,
+        "points_per_s": None,
+        "tokens_per_s": None,
+        f"{unit}_per_s": speed.points / speed.steady_s if speed.steady_s else None,
         "data_wait_fraction": waits[0] if waits else 0.0,
+        **bubble(trainer, ranks),
+        **work(trainer, speed),
+        "ranks": ranks,
+        "collectives": {
+            str(k): mean_traffic([found.get(k, {}) for found in traffic]) for k in sorted(traffic[0])
+        },
+        "wire_bytes": sum(f["wire_bytes"] for found in traffic for f in found.get(highest, {}).values()),
         "resumed_from": resumed_from or None,
     }
-    write_atomic(out / "training.json", json.dumps(measured, indent=1, allow_nan=False) + "\n")
+    write_atomic(out / "training.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
 def write(
@@ -78,7 +110,7 @@ def write(
     ``wall_s`` is of this command from its start on; ``loss_first`` and ``loss_last`` of the whole run.
     """
     mesh = learner.mesh
-    parameters = mesh.gather(sum(p.numel() for p in learner.model.parameters()))
+    parameters = mesh.gather(sum(here(p).numel() for p in learner.model.parameters()))
     if mesh.rank != 0:
         return
     first, last = losses(out / "steps.jsonl")

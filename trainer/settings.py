@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from ..config import Model
 from ..loaders.loader import LoaderSettings
 from ..pipelines.settings import DataSettings
+from .export import ReportSettings
 from .model_settings import ModelSettings, PointSettings, Positive
 from .parallel.schedules import ScheduleName, refusal
 
@@ -99,6 +100,7 @@ class Settings(Model):
     layout: LayoutSettings = LayoutSettings()
     model: ModelSettings = PointSettings()
     trainer: TrainerSettings = TrainerSettings()
+    report: ReportSettings = ReportSettings()
 
     def dataset_path(self, out: Path) -> Path:
         """Where the dataset of a run in the folder ``out`` is."""

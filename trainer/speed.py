@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 from ..metrics import Meter
+from .step import Outcome
 
 WARM_STEPS = 10  # before the steady state: first touches of memory, allocations, connections
 
@@ -14,8 +16,8 @@ class Speed:
     """Counts the steps of one rank.
 
     ``levels``: for each k the ``steps``, the ``bytes`` of all ranks' batches, and ``wall_s``. ``wall_s`` and
-    ``cpu_s`` (this process) are of all steps; `samples`, `points`, `steady_s` and ``steady`` (the meter's
-    table) leave out the first ones.
+    ``cpu_s`` (this process) are of all steps; `samples`, `points`, `steady_samples` (by k), `steady_s` and
+    ``steady`` (the meter's table) leave out the first ones.
     """
 
     def __init__(self, meter: Meter, steps: int) -> None:
@@ -26,8 +28,9 @@ class Speed:
         self._done = 0
         self._begin()
 
-    def count(self, k: int, samples: int, size: int) -> None:
-        """A step is done: ``samples`` clouds of k rows, ``size`` bytes, over all ranks."""
+    def count(self, k: int, outcome: Outcome) -> None:
+        """A step over samples of k rows is done; ``outcome.tally`` begins with their number and bytes."""
+        samples, size, *_ = outcome.tally
         wall_s = time.perf_counter() - self._start_s
         level = self.levels.setdefault(k, {"k": k, "steps": 0, "bytes": 0, "wall_s": 0.0})
         level["steps"] += 1
@@ -35,6 +38,7 @@ class Speed:
         level["wall_s"] += wall_s - self.wall_s
         self.wall_s, self._done = wall_s, self._done + 1
         self.samples += samples
+        self.steady_samples[k] += samples
         self.points += samples * k
         if self._done == self._warm:
             self._begin()
@@ -48,3 +52,4 @@ class Speed:
     def _begin(self) -> None:
         self._before, self._before_s = self._meter.table.copy(), self.wall_s
         self.samples = self.points = 0
+        self.steady_samples: Counter[int] = Counter()  # by k

@@ -57,8 +57,8 @@ class Trainer:
 
         The loss is the mean over all rows of the global batch that count, whatever rank holds them; where
         none does, all ranks skip the update together. ``tally``: integers (< 2^53) to be added up over
-        replicas. ``move`` brings the batch to the model's device. Raises DataError, on all ranks, where the loss or a
-        gradient is not finite.
+        replicas. ``move`` brings the batch to the model's device. Raises DataError, on all ranks, where the
+        loss or a gradient is not finite.
         """
         learner, mesh, meter = self.learner, self.learner.mesh, self.meter
         reseed(learner.settings.seed, batch.step, mesh.device)

@@ -26,9 +26,10 @@ def text(report: dict[str, Any]) -> str:
     """The stages of ``report.json``, how fast the run was, and what was learned."""
     lines = [render(report["stages"], report["limiting_stage"]), "", *_run(report)]
     if report["samples_per_s"]:
+        rates = {unit: report[f"{unit}_per_s"] for unit in ("points", "tokens")}
+        rows = "".join(f"{rate / 1e3:.1f} thousand {unit}/s, " for unit, rate in rates.items() if rate)
         lines.append(
-            f"in the steady state {report['samples_per_s']:.1f} samples/s, "
-            f"{report['points_per_s'] / 1e3:.1f} thousand points/s, "
+            f"in the steady state {report['samples_per_s']:.1f} samples/s, {rows}"
             f"{report['data_wait_fraction']:.1%} of the time waiting for data"
         )
     if report["loss_first"] is not None:
@@ -48,11 +49,20 @@ def _run(report: dict[str, Any]) -> list[str]:
 
 
 def _learned(evaluation: dict[str, Any]) -> list[str]:
-    each = ", ".join(f"{name} {iou:.3f}" for name, iou in evaluation["iou"].items())
+    unit = evaluation["unit"]
+    best = "token" if unit == "tokens" else "class"
+    judged = (
+        f"accuracy {evaluation['accuracy']:.4f} (the most frequent {best} alone {evaluation['majority']:.4f})"
+    )
+    if evaluation["mean_iou"] is not None:
+        each = ", ".join(f"{name} {iou:.3f}" for name, iou in evaluation["iou"].items())
+        judged += f", mean IoU {evaluation['mean_iou']:.4f} ({each})"
+    if "perplexity" in evaluation:
+        judged += (
+            f", perplexity {evaluation['perplexity']:.3f}, {evaluation['bits_per_byte']:.3f} bits a byte"
+        )
+    total = evaluation["samples"] if unit == "clouds" else evaluation["points"]
     return [
-        f"test: accuracy {evaluation['accuracy']:.4f} (the most frequent class alone "
-        f"{evaluation['majority']:.4f}), mean IoU {evaluation['mean_iou']:.4f} ({each}), "
-        f"loss {evaluation['loss']:.4f}",
-        f"test: {evaluation['labelled']:,} labelled of {evaluation['points']:,} points, "
-        f"{evaluation['dropped']:,} dropped",
+        f"test: {judged}, loss {evaluation['loss']:.4f}",
+        f"test: {evaluation['labelled']:,} labelled of {total:,} {unit}, {evaluation['dropped']:,} dropped",
     ]

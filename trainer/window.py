@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..metrics import Meter, stage_rows
+from ..metrics import FIGURES, Meter, stage_rows
 
 Gather = Callable[[Any], Sequence[Any]]
 """The values of all ranks, on every rank."""
 
 _STAGE = ("items_per_s", "p50_s", "p99_s")
 _SHARES = ("busy", "starved", "blocked")
+_TIMES = [FIGURES.index(name) for name in ("busy_s", "wait_in_s", "wait_out_s")]
 
 
 class Window:
@@ -70,10 +71,11 @@ def stage_numbers(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]
 
 def rank_numbers(stages: Sequence[str], table: NDArray[np.float64], wall_s: float) -> dict[str, float]:
     """Share of the time that a rank spent in each stage of training, waiting in it included."""
+    spent_s = table[:, _TIMES].sum(axis=1)
     return {
-        f"{row['stage'].removeprefix('train.')}_fraction": row["busy"] + row["starved"] + row["blocked"]
-        for row in stage_rows(stages, table[None], wall_s)
-        if row["stage"].startswith("train.")
+        f"{stage.removeprefix('train.')}_fraction": float(seconds / wall_s)
+        for stage, seconds in zip(stages, spent_s, strict=True)
+        if stage.startswith("train.") and seconds > 0
     }
 
 

@@ -17,13 +17,8 @@ def all_reduced(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     for bucket in _buckets(tensors):
         flat = torch.cat([t.reshape(-1) for t in bucket])
         dist.all_reduce(flat, group=group)
-        torch._foreach_copy_(
-            list(bucket),
-            [
-                f.view_as(t)
-                for f, t in zip(torch.split(flat, [t.numel() for t in bucket]), bucket, strict=True)
-            ],
-        )
+        sums = torch.split(flat, [t.numel() for t in bucket])
+        torch._foreach_copy_(bucket, [s.view_as(t) for s, t in zip(sums, bucket, strict=True)])
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,16 +76,20 @@ class Pipeline:
         divides; ``k``: rows of a cloud.
         """
         schedule = self._schedules.get(k)
+        before = copy(self.seconds)
         if schedule is None:
-            schedule = self._schedules[k] = self._new_schedule()
+            schedule = self._new_schedule()
         losses: list[Tensor] = []
         entry = (x,) if self.first else ()
         options: dict[str, Any] = {"target": labels, "losses": losses} if self.last else {}
-        before_s, start_s = self.seconds.busy_s, time.perf_counter()
+        start_s = time.perf_counter()
         schedule.step(*entry, return_outputs=False, **(options | dict(inputs)))
         wall_s = time.perf_counter() - start_s
         self.seconds.wall_s += wall_s
-        self._meter.add("train.bubble", wait_in_s=wall_s - (self.seconds.busy_s - before_s))
+        self._meter.add("train.bubble", wait_in_s=wall_s - (self.seconds.busy_s - before.busy_s))
+        if k not in self._schedules:
+            self._schedules[k] = schedule
+            self.seconds.restore(before)  # in its first step a schedule also finds out what its stages send
         found = x.new_zeros((), dtype=torch.float32)
         return sum((loss.detach() for loss in losses), found)
 
@@ -112,20 +117,24 @@ class Pipeline:
 
 @dataclass
 class Seconds:
-    """Time of a rank inside pipeline steps: ``wall_s`` of all, and in passes by (kind, stage)."""
+    """Time of a rank inside pipeline steps.
+
+    ``wall_s`` of the steps, ``busy_s`` in passes; ``passes``: their number and seconds by (kind, stage).
+    """
 
     wall_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.passes: dict[tuple[str, int], list[float]] = {}  # number and seconds
-        self.busy_s = 0.0
+    busy_s: float = 0.0
+    passes: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
 
     def add(self, kind: str, stage: int, seconds: float) -> None:
         """One pass is done."""
-        known = self.passes.setdefault((kind, stage), [0, 0.0])
-        known[0] += 1
-        known[1] += seconds
+        number, before_s = self.passes.get((kind, stage), (0, 0.0))
+        self.passes = {**self.passes, (kind, stage): (number + 1, before_s + seconds)}
         self.busy_s += seconds
+
+    def restore(self, other: Seconds) -> None:
+        """Be as ``other``."""
+        self.wall_s, self.busy_s, self.passes = other.wall_s, other.busy_s, other.passes
 
 
 def predicted_bubble(actions: Actions, passes: Mapping[tuple[str, int], Sequence[float]]) -> float:
@@ -133,7 +142,18 @@ def predicted_bubble(actions: Actions, passes: Mapping[tuple[str, int], Sequence
 
     ``passes``: (kind, stage) -> number and seconds, of all ranks.
     """
-    return simulate(actions, lambda kind, stage: passes[kind, stage][1] / passes[kind, stage][0]).bubble
+
+    def seconds(kind: str, stage: int) -> float:
+        if (kind, stage) not in passes and ("B", stage) in passes:
+            # Both backward passes were timed as one: it does not matter where it is parted.
+            return mean("B", stage) if kind == "I" else 0.0
+        return mean(kind, stage)
+
+    def mean(kind: str, stage: int) -> float:
+        number, total_s = passes[kind, stage]
+        return total_s / number
+
+    return simulate(actions, seconds).bubble
 
 
 class _TimedStage(PipelineStage):

@@ -55,11 +55,20 @@ def stages_of(name: ScheduleName, pp: int, rank: int) -> tuple[int, ...]:
     return (rank, 2 * pp - 1 - rank) if name == "zbv" else (rank, pp + rank)
 
 
-def refusal(name: ScheduleName, pp: int, microbatches: int, depth: int, reshard: bool) -> str | None:
+def refusal(
+    name: ScheduleName,
+    pp: int,
+    microbatches: int,
+    depth: int,
+    reshard: bool,
+    recompute: str = "none",
+    compiled: bool = False,
+) -> str | None:
     """Why a schedule would fail, hang or compute wrong gradients, and what to change; None if it would not.
 
     ``depth`` is the number of the model's blocks; ``reshard`` says that parameters sharded over data-parallel
-    ranks are let go after each forward pass (FSDP's ``reshard_after_forward``).
+    ranks are let go after each forward pass (FSDP's ``reshard_after_forward``); ``recompute`` what a backward
+    pass computes anew, ``compiled`` whether torch.compile runs the blocks.
     """
     stages = pp * chunks(name)
     if pp == 1:
@@ -85,6 +94,13 @@ def refusal(name: ScheduleName, pp: int, microbatches: int, depth: int, reshard:
             f"{name} computes wrong gradients where parameters are sharded again after the forward pass: "
             "set layout.reshard to false"
         )
+    if name in SPLIT and recompute == "selective":  # torch allows one backward pass over what it kept
+        return (
+            f"{name} goes back through each block twice, which selective recomputation does not allow: "
+            "set trainer.recompute to full or none"
+        )
+    if name in SPLIT and compiled:  # a compiled backward pass is one piece
+        return f"{name} parts backward passes, which compiled blocks cannot: set trainer.compile to false"
     return None
 
 

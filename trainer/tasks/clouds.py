@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import torch
 from torch import Tensor, nn
 
 from ...pipelines.dataset import Dataset
+from ..evaluate import TOGETHER, Answers, own_rows, padded
 from ..mesh import Mesh
 from ..models.points import MeanPool
 from ..settings import TrainerSettings
@@ -28,5 +32,33 @@ class Classification(CloudTask):
     def evaluate(
         self, dataset: Dataset, model: nn.Module, mesh: Mesh, settings: TrainerSettings, out: Path
     ) -> dict[str, Any] | None:
-        """Every cloud of the split, once, by its first ``trainer.points`` rows."""
-        raise NotImplementedError
+        """Every cloud of the split, once, by its first ``trainer.points`` rows, fewer ones padded.
+
+        Predictions go to ``out/predictions.arrow``, where the row is the cloud's number in its file. Beside
+        `evaluate.figures`: ``samples``, the clouds, ``points``, the rows that were looked at, and
+        ``dropped``, clouds left out.
+        """
+        rows = own_rows(dataset, "test", mesh)
+        if rows is None:
+            return None
+        answers, seen = Answers(self.state.classes), 0
+        for start in range(0, len(rows), TOGETHER):
+            samples = [
+                dataset.sample(row, [*self.columns, "label"]) for row in rows[start : start + TOGETHER]
+            ]
+            columns, mask = padded([sample.columns for sample in samples], settings.points)
+            label = torch.from_numpy(columns.pop("label"))
+            label = self.labels({"label": label}, torch.from_numpy(mask), torch.ones(len(mask)))
+            answers.add(
+                pa.array([sample.source for sample in samples]),
+                np.array([sample.tile for sample in samples], np.int64),
+                label.numpy().astype(np.int32),
+                self.scores(model, columns, mask, mesh.device),
+            )
+            seen += int(mask.sum())
+        result, clouds = answers.close(out / "predictions.arrow", mesh)
+        points = int(mesh.sum(torch.tensor(seen, dtype=torch.float64, device=mesh.device)))
+        if result is None:
+            return None
+        dropped = dataset.manifest.counts.splits["test"].samples - clouds
+        return {**result, "unit": "clouds", "samples": clouds, "points": points, "dropped": dropped}

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...errors import DataError
 from ...pipelines.dataset import Dataset
+from ...samplers.curve import serialise
 from ..model_settings import FIELDS, CurveSettings, Feature
 from ..models.layers import Mlp
 from ..models.points import CurveSight
 from ..models.trunk import Makers
 from ..parallel.rows import Rows
 from .task import Task, TaskState, Tensors
+
+Columns = Mapping[str, NDArray[Any]]
 
 _WIDTHS: dict[Feature, int] = {"xy": 2, "z": 1, "intensity": 1, "returns": 2, "rgb": 3}
 _BRIGHTNESS: tuple[Feature, ...] = ("intensity", "rgb")
@@ -66,6 +72,28 @@ class CloudTask(Task):
         """Where the points are; the rows are sorted along the first curve. See `CurveSight.forward`."""
         known = {"xyz": columns["xyz"], "transposed": columns["transposed"]}
         return known if mask.all() else {**known, "mask": mask}
+
+    def scores(
+        self, model: nn.Module, columns: Columns, mask: NDArray[np.bool_], device: torch.device
+    ) -> NDArray[np.float32]:
+        """What a whole model says of dense columns (b, k, ...), in any order, of which ``mask`` are valid.
+
+        Float32 (b, k, classes), or (b, classes) where it says one thing of each cloud.
+        """
+        pairs = [serialise(xyz, self.model.cell) for xyz in columns["xyz"]]
+        order = np.stack([first for first, _ in pairs])
+        cloud = np.arange(len(order))[:, np.newaxis]
+        dense = {name: values[cloud, order] for name, values in columns.items()}
+        dense["transposed"] = np.stack([second for _, second in pairs])
+        tensors = {name: torch.from_numpy(values).to(device) for name, values in dense.items()}
+        with torch.inference_mode():
+            inputs = self.inputs(tensors, torch.from_numpy(mask[cloud, order]).to(device))
+            answer: NDArray[np.float32] = model(self.entry(tensors), **inputs).cpu().numpy()
+        if answer.ndim == 2:
+            return answer
+        scores = np.empty_like(answer)
+        scores[cloud, order] = answer
+        return scores
 
     def _feature(self, name: Feature, columns: Tensors) -> Tensor:
         if name == "xy":

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...errors import DataError
 from ...pipelines.dataset import Dataset
+from ...pipelines.records import IGNORED
+from ..evaluate import TOGETHER, cross_entropy, own_rows, padded
 from ..mesh import Mesh
 from ..model_settings import TokenSettings
 from ..models.layers import Embedding
@@ -69,7 +77,69 @@ class NextToken(Task):
         return ignoring(following, counts)
 
     def evaluate(
-        self, dataset: Dataset, model: nn.Module, mesh: Mesh, settings: TrainerSettings, out: Path
+        self,
+        dataset: Dataset,
+        model: nn.Module,
+        mesh: Mesh,
+        settings: TrainerSettings,
+        out: Path,  # noqa: ARG002 - there is nothing to write
     ) -> dict[str, Any] | None:
-        """Every token of the split, in sequences of ``trainer.points``."""
-        raise NotImplementedError
+        """Every token of the split, once, in sequences of ``trainer.points``, a sample's last one padded.
+
+        ``loss`` in nats a token, ``perplexity``, ``bits_per_byte`` where a token is a byte; ``accuracy`` of
+        the most likely next token, ``majority``, the share of the most frequent one; ``tokens`` of the
+        split, ``labelled``, those that have a next one, ``dropped``, tokens left out.
+        """
+        rows = own_rows(dataset, "test", mesh)
+        if rows is None:
+            return None
+        loss_sum, right, tokens = 0.0, 0, 0
+        counts = np.zeros(self.classes)
+        sequences = _sequences(dataset, rows, settings.points)
+        while some := list(islice(sequences, TOGETHER)):
+            columns, mask = padded(some, settings.points)
+            scores, label = self._scores(model, columns, mask, mesh.device)
+            counts += np.bincount(label, minlength=self.classes)
+            loss_sum += cross_entropy(scores, label)
+            right += int((scores.argmax(axis=1) == label).sum())
+            tokens += int(mask.sum())
+        sums = torch.tensor([loss_sum, right, tokens, *counts], dtype=torch.float64, device=mesh.device)
+        loss_sum, right, tokens, *following = mesh.sum(sums).tolist()
+        labelled = int(sum(following))
+        if labelled == 0:
+            return None
+        held = dataset.manifest.counts.splits["test"].annotations["tokens"]
+        loss = loss_sum / labelled
+        return {
+            "accuracy": right / labelled,
+            "majority": max(following) / labelled,
+            "mean_iou": None,
+            "loss": loss,
+            "perplexity": math.exp(loss),
+            "bits_per_byte": loss / math.log(2),
+            "labelled": labelled,
+            "unit": "tokens",
+            "tokens": int(tokens),
+            "points": int(tokens),
+            "dropped": held - int(tokens),
+        }
+
+    def _scores(
+        self, model: nn.Module, columns: dict[str, Any], mask: NDArray[np.bool_], device: torch.device
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Scores float32 (n, classes) and next tokens int32 (n,) of the tokens that have one."""
+        tensors = {name: torch.from_numpy(values).to(device) for name, values in columns.items()}
+        valid = torch.from_numpy(mask).to(device)
+        with torch.inference_mode():
+            label = self.labels(tensors, valid, torch.ones(len(mask), device=device))
+            scores = model(self.entry(tensors), **self.inputs(tensors, valid))
+            counts = label != IGNORED
+            return scores[counts].cpu().numpy(), label[counts].cpu().numpy().astype(np.int32)
+
+
+def _sequences(dataset: Dataset, rows: list[int], k: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """The tokens of each sample, k at a time."""
+    for row in rows:
+        tokens = dataset.sample(row, ["tokens"]).annotations["tokens"]
+        for start in range(0, len(tokens), k):
+            yield {"tokens": tokens[start : start + k]}
