@@ -82,10 +82,16 @@ class Batches:
         self._dataset, self._plan, self._meter = dataset, plan, meter
         self._replica, self._replicas, self._form = replica, replicas, form
         self._max_damaged, self._damaged = max_damaged, set[int]()
-        self.fields = {name: dataset.schema[name] for name in names}
+        self.fields = {name: dataset.fields[name] for name in names}
+        self._rows = dataset.rows_of(names[0])
         self._kinds: dict[str, Kind] = {name: field.kind for name, field in self.fields.items()}
         self._graph = resolve(
-            graph, row_order=dataset.row_order, k=k, dense=form == "dense", fields=self.fields
+            graph,
+            row_order=dataset.row_order,
+            k=k,
+            dense=form == "dense",
+            fields=self.fields,
+            sequence=not any(name in dataset.schema for name in names),
         )
         self._lock = threading.Lock()  # the fetcher's buffer and the threads serve one batch
         self._labelled = bool(dataset.classes) and "label" in names
@@ -195,7 +201,7 @@ class Batches:
         self, rows: NDArray[np.int64], ids: NDArray[np.uint64], batch: GlobalBatch
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The rows of each sample to read: all, the first k, or k from a drawn row on."""
-        n = self._dataset.rows[rows].astype(np.int64, copy=False)
+        n = self._rows[rows].astype(np.int64, copy=False)
         first = np.zeros(len(n), np.int64)
         if self._graph.read == "whole" or batch.k is None:
             return first, n
@@ -262,18 +268,28 @@ class Batches:
 
 
 def columns_of(dataset: Dataset, columns: Sequence[str] | None) -> list[str]:
-    """The columns to read: those asked for, and the coordinates where there are any."""
-    known = list(dataset.schema)
-    names = known if columns is None else [c for c in known if c in columns or c == "xyz"]
+    """The columns to read: those asked for, and the coordinates where there are any.
+
+    An annotation is read as a column is: alone, or with what has as many rows in each sample.
+    """
+    known = list(dataset.fields)
     for name in columns or ():
         if name not in known:
             raise UsageError(
                 "loader.columns", f"no column '{name}' in {dataset.path}", f"it has {', '.join(known)}"
             )
+    if columns is None:
+        names = list(dataset.schema or dataset.annotations)
+    else:
+        alone = bool(columns) and all(name in dataset.annotations for name in columns)
+        names = [name for name in known if name in columns or (name == "xyz" and not alone)]
     for name in names:
         if name in pack.RESERVED:
             cause = f"a column is named '{name}', as a part of a batch is"
             raise UsageError("loader.columns", cause, "name the columns you need without it")
+        if not np.array_equal(dataset.rows_of(name), dataset.rows_of(names[0])):
+            cause = f"'{names[0]}' and '{name}' have different numbers of rows"
+            raise UsageError("loader.columns", cause, "open a loader for each")
     if not names:
         raise DataError(dataset.path, "has no columns", "build it again")
     return names

@@ -55,13 +55,14 @@ class Expected(NamedTuple):
 
 
 class Checks:
-    """Which blocks of ``columns`` to check, and which were.
+    """Which blocks of ``columns``, which have the same rows, to check, and which were.
 
     ``verify``: "always", at the "first" read of each block by this object, or "never".
     """
 
     def __init__(self, dataset: Dataset, columns: Sequence[str], verify: Verify) -> None:
         self._dataset, self._columns, self._verify = dataset, tuple(columns), verify
+        self._rows, self._block = dataset.rows_of(columns[0]), dataset.block_of(columns[0])
         self._checked = np.zeros(max((len(dataset.checks[c]) for c in columns), default=0), np.bool_)
 
     def widened(self, rows: Ints, first: Ints, stop: Ints) -> tuple[Ints, Ints, NDArray[np.bool_] | None]:
@@ -72,7 +73,7 @@ class Checks:
         if self._verify == "never":
             return first, stop, None
         begin = first // CHECK_ROWS * CHECK_ROWS
-        end = np.minimum(-(-stop // CHECK_ROWS) * CHECK_ROWS, self._dataset.rows[rows])
+        end = np.minimum(-(-stop // CHECK_ROWS) * CHECK_ROWS, self._rows[rows])
         if self._verify == "always":
             return begin, end, np.ones(len(rows), np.bool_)
         check = _not_all(self._checked, *self._blocks(rows, begin, end))
@@ -85,7 +86,7 @@ class Checks:
         first, behind = self._blocks(rows, begin, end)
         until, later, found = at + end - begin, begin > 0, []
         for name in self._columns:
-            size, sums = self._dataset.schema[name].row_bytes, self._dataset.checks[name]
+            size, sums = self._dataset.fields[name].row_bytes, self._dataset.checks[name]
             before = sums[first - 1] * later
             lists = (values.tolist() for values in (at * size, until * size, before, sums[behind - 1]))
             found.append(Column(name, columns[name].reshape(-1).view(np.uint8).data, *lists))
@@ -103,20 +104,20 @@ class Checks:
 
     def _blocks(self, rows: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
         """The first block of rows ``begin`` to ``end`` of each sample, and the one behind the last."""
-        block = self._dataset.block[rows]
+        block = self._block[rows]
         return block + begin // CHECK_ROWS, block - (-end // CHECK_ROWS)
 
     def _damage(self, name: str, row: int, begin: int, raw: memoryview, running: int) -> DataError:
         """Says where ``raw``, rows of a sample from ``begin`` on, is first not as it was written."""
-        size = self._dataset.schema[name].row_bytes
-        at, bad = int(self._dataset.block[row]) + begin // CHECK_ROWS, 0
+        size = self._dataset.fields[name].row_bytes
+        at, bad = int(self._block[row]) + begin // CHECK_ROWS, 0
         sums = self._dataset.checks[name]
         while crc32c(raw[bad : bad + CHECK_ROWS * size], running) == sums[at]:
             running, at, bad = int(sums[at]), at + 1, bad + CHECK_ROWS * size
         sample = self._dataset.samples.column("name")[row]
         offset = int(self._dataset.positions[name][row]) + begin * size + bad
         return DataError(
-            self._dataset.shard_path(int(self._dataset.shard[row])),
+            self._dataset.shard_path(int(self._dataset.shard[row]), name),
             f"is damaged in the block at offset {offset} (sample {sample}, column {name})",
             "copy it again",
         )

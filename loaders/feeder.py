@@ -70,14 +70,15 @@ class Feeder:
         }
         parts = {
             r: parts_of(
-                {name: data.schema[name] for name in columns[r]},
+                {name: data.fields[name] for name in columns[r]},
                 dense=spec.form == "dense",
                 serialised=spec.serialised,
             )
             for r in replicas
         }
         counts = {r: len(readers[r]) for r in replicas}
-        rings = rings_of(parts, counts, spec.largest(data, spec.plan(data)), self._request.slots)
+        largest = spec.largest(data, spec.plan(data), {name for names in columns.values() for name in names})
+        rings = rings_of(parts, counts, largest, self._request.slots)
         for r in replicas:
             memory, plan = Memory(rings[r]), spec.plan(data)  # a plan serves one thread
             make = partial(spec.batches, data, plan, r, columns[r], rings=len(replicas))

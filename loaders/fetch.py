@@ -1,7 +1,7 @@
 """Reads rows of samples from shards: a compiled loop that holds no lock, whole blocks checked.
 
-A sample's column is one run of bytes in its shard, so that rows [a, b) are one read. The samples of a batch
-are divided into portions, which threads share: a kernel works off the reads of a portion,
+A sample's column, or an annotation, is one run of bytes in its shard, so that rows [a, b) are one read. The
+samples of a batch are divided into portions, which threads share: a kernel works off the reads of a portion,
 calling pread(2) until each is whole, then it is checked.
 """
 
@@ -33,7 +33,7 @@ _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uint
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _read(fd, position, begin, end, at, row_bytes, base, entry, last):  # type: ignore[no-untyped-def]
+def _read(fd, file, position, begin, end, at, row_bytes, base, entry, last):  # type: ignore[no-untyped-def]
     """Do the reads from ``entry`` to ``last``, see `Reads`: the first that failed, or ``last``."""
     for e in range(entry, last):
         i, c = e // row_bytes.size, e % row_bytes.size
@@ -42,7 +42,7 @@ def _read(fd, position, begin, end, at, row_bytes, base, entry, last):  # type: 
         address = base[c] + np.uint64(at[i] * row_bytes[c])
         done = 0
         while done < length:
-            got = _pread(fd[i], address + np.uint64(done), np.uint64(length - done), offset + done)
+            got = _pread(fd[file[c], i], address + np.uint64(done), np.uint64(length - done), offset + done)
             if got <= 0:
                 return e
             done += got
@@ -54,33 +54,38 @@ class Files:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._open: OrderedDict[tuple[int, str | None], int] = OrderedDict()
         self.close = weakref.finalize(self, _close, self._open)
 
-    def descriptors(self, shards: Collection[int]) -> dict[int, int]:
-        """A descriptor for each of at most ``OPEN_FILES`` shards, good until the next call."""
-        for shard in shards:
-            if shard in self._open:
-                self._open.move_to_end(shard)
+    def descriptors(self, shards: Collection[int], names: Sequence[str | None]) -> list[dict[int, int]]:
+        """Descriptors of at most ``OPEN_FILES`` files, good until the next call.
+
+        For each of ``names``, an annotation or None for the columns: shard -> descriptor.
+        """
+        wanted = [(shard, name) for name in names for shard in shards]
+        for one in wanted:
+            if one in self._open:
+                self._open.move_to_end(one)
                 continue
-            path = self._dataset.shard_path(shard)
+            path = self._dataset.shard_path(*one)
             try:
-                self._open[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._open[one] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise DataError(path, f"cannot be opened ({error.strerror})", "copy it again") from None
         while len(self._open) > OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
-        return {shard: self._open[shard] for shard in shards}
+        return [{shard: self._open[shard, name] for shard in shards} for name in names]
 
 
 class Reads(NamedTuple):
     """Rows ``begin`` to ``end`` of samples, and where they go.
 
-    Read ``i * columns + c`` is column c of sample i: byte ``position[c, i]`` on of file ``fd[i]``, to row
-    ``at[i]`` of the column's memory, which begins at ``base[c]`` and has ``row_bytes[c]`` bytes a row.
+    Read ``i * columns + c`` is column c of sample i: byte ``position[c, i]`` on of file ``fd[file[c], i]``,
+    to row ``at[i]`` of the column's memory, which begins at ``base[c]`` and has ``row_bytes[c]`` bytes a row.
     """
 
     fd: NDArray[np.int32]
+    file: Ints
     position: Ints
     begin: Ints
     end: Ints
@@ -90,7 +95,7 @@ class Reads(NamedTuple):
 
 
 class Fetcher:
-    """Reads ``columns`` of samples. One thread uses it at a time.
+    """Reads ``columns`` (or annotations) of samples, all of the same rows. One thread uses it at a time.
 
     ``verify``: rows are widened to whole blocks and checked on the "first" read of each block by this
     object, "always", or "never".
@@ -98,7 +103,10 @@ class Fetcher:
 
     def __init__(self, dataset: Dataset, columns: Sequence[str], verify: Verify, threads: Threads) -> None:
         self._dataset, self._columns, self._threads = dataset, tuple(columns), threads
-        self._fields = [dataset.schema[name] for name in columns]
+        self._fields = [dataset.fields[name] for name in columns]
+        lie_in = [name if name in dataset.annotations else None for name in columns]
+        self._file_names = list(dict.fromkeys(lie_in))
+        self._file = np.array([self._file_names.index(one) for one in lie_in], np.int64)
         self._positions = [dataset.positions[name] for name in columns]
         self._row_bytes = np.array([field.row_bytes for field in self._fields], np.int64)
         self._bytes_of_row = int(self._row_bytes.sum())
@@ -162,15 +170,17 @@ class Fetcher:
             check = None if check is None else check[some]
         shard = self._dataset.shard[rows].tolist()
         present = set(shard)
-        if len(present) > OPEN_FILES:  # more than may be open together
-            for start in range(0, len(rows), OPEN_FILES):
-                part = slice(start, start + OPEN_FILES)
+        most = OPEN_FILES // len(self._file_names)
+        if len(present) > most:  # more than may be open together
+            for start in range(0, len(rows), most):
+                part = slice(start, start + most)
                 few = None if check is None else check[part]
                 self._read(columns, at[part], rows[part], begin[part], end[part], few)
             return
-        descriptors = self._files.descriptors(present)
+        descriptors = self._files.descriptors(present, self._file_names)
         reads = Reads(
-            np.array([descriptors[one] for one in shard], np.int32),
+            np.array([[own[one] for one in shard] for own in descriptors], np.int32),
+            self._file,
             np.array([position[rows] for position in self._positions]),
             begin,
             end,
@@ -213,11 +223,11 @@ class Fetcher:
         offset = int(reads.position[c, i]) + int(reads.begin[i]) * size
         address = int(reads.base[c]) + int(reads.at[i]) * size
         length = int(reads.end[i] - reads.begin[i]) * size
-        path, done = self._dataset.shard_path(shard), 0
+        path, done = self._dataset.shard_path(shard, self._columns[c]), 0
         memory = memoryview((ctypes.c_ubyte * length).from_address(address))
         while done < length:
             try:
-                got = os.preadv(int(reads.fd[i]), [memory[done:]], offset + done)
+                got = os.preadv(int(reads.fd[reads.file[c], i]), [memory[done:]], offset + done)
             except OSError as error:
                 cause = f"cannot be read at offset {offset + done} ({error.strerror})"
                 raise DataError(path, cause, "check the disk") from None
@@ -226,6 +236,6 @@ class Fetcher:
             done += got
 
 
-def _close(files: OrderedDict[int, int]) -> None:
+def _close(files: OrderedDict[tuple[int, str | None], int]) -> None:
     while files:
         os.close(files.popitem()[1])

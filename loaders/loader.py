@@ -51,10 +51,11 @@ class Loader:
     ``dataset``: opened, or its path. ``graph``: operators as settings, or as dicts like those of a
     configuration. ``k``: rows a cloud has ("dense" needs it) or may have ("ragged"); ``ratio`` shrinks it by
     the step, to a multiple of ``multiple_of``. ``epochs``: None is endless. ``columns``: what to read beside
-    ``xyz``; None is all. ``threads``: for the work on samples; None measures on the first batches how many
-    help, at most 4. ``engine``: what runs the graph; "auto" is "threads" on a CPU. ``max_damaged``: so many
-    samples that cannot be read are left out (weight 0, id and place stay) before it is an error. ``meter``
-    counts the stages ``metrics.STREAM``.
+    ``xyz``, None is all; or annotations alone, whose rows are then the samples' rows and keep their order.
+    ``threads``: for the work on samples; None measures on the first batches how many help, at most 4.
+    ``engine``: what runs the graph; "auto" is "threads" on a CPU. ``max_damaged``: so many samples that
+    cannot be read are left out (weight 0, id and place stay) before it is an error. ``meter`` counts the
+    stages ``metrics.STREAM``.
 
     ``feeder``: "inline" makes batches on a thread of this process. With "node" one process a node, which
     local rank 0 starts, makes those of all replicas there and hands them out through shared memory: ranks

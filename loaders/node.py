@@ -73,12 +73,12 @@ class NodeFeed:
     ) -> None:
         self._spec, self._plan, self._meter = spec, plan, meter
         self._parts: dict[str, Part] = parts_of(
-            {name: dataset.schema[name] for name in columns},
+            {name: dataset.fields[name] for name in columns},
             dense=spec.form == "dense",
             serialised=spec.serialised,
         )
         rings_of(
-            {replica: self._parts}, {replica: 1}, spec.largest(dataset, plan), slots
+            {replica: self._parts}, {replica: 1}, spec.largest(dataset, plan, columns), slots
         )  # the least it needs
         here = here or place(os.environ)
         key = f"{here.run} {spec.fingerprint} {spec.split}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,12 @@ class Spec(Model):
         called = any(isinstance(one, FunctionSettings) for one in self.graph)
         return 2 * self.timeout_s + _SLACK_S if called else self.timeout_s
 
-    def largest(self, data: Dataset, plan: Plan) -> Head:
-        """A head as large as that of any batch of a replica."""
+    def largest(self, data: Dataset, plan: Plan, columns: Iterable[str]) -> Head:
+        """A head as large as that of any batch of a replica that has some of ``columns``."""
         places = -(-self.global_batch // self.replicas)
         k = max(plan.k(0) or 0, plan.k(_LAST_STEP) or 0)  # a schedule rises or falls all the way
-        rows = np.concatenate([data.rows[slice(*r.rows)] for r in data.splits[self.split]])
+        every = np.maximum.reduce([data.rows_of(name) for name in columns])
+        rows = np.concatenate([every[slice(*r.rows)] for r in data.splits[self.split]])
         most = np.sort(np.minimum(rows, k) if k else rows)[-places:]
         return Head(0, 0, k, places, int(most.sum()), self.form == "dense")
 

@@ -8,22 +8,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..files import write_atomic
 from ..metrics import Meter
-from . import manifest, shards
-from .checks import chunk_sums
+from . import shards
+from .finish import About, Described, finish, warn_of_empty_splits
 from .journal import Journal, Part, PartSample
-from .manifest import Counts, FileDigest, Manifest, Range, SourceDigest, SplitCounts
-from .records import SPLITS, Field, sample_id, sample_name
+from .manifest import Counts, SourceDigest, SplitCounts
+from .records import SPLITS, Field
 from .settings import DataSettings
-from .splits import BlocksSplit, FilesSplit
+from .splits import BlocksSplit
 from .statistics import Moments
 
 log = logging.getLogger(__name__)
@@ -36,7 +34,6 @@ class Member:
     source: str
     number: int
     about: PartSample
-    id: int
 
 
 def assemble(
@@ -54,9 +51,10 @@ def assemble(
     have the same id.
     """
     members = _in_order(folder, parts)
-    _warn_of_empty_splits(members, settings)
-    if isinstance(settings.split, FilesSplit):
-        _warn_of_shared_ground(members)
+    objects = {part.source for part in parts if part.objects}
+    warn_of_empty_splits({member.about.split for member in members}, settings)
+    if settings.split is not None and not isinstance(settings.split, BlocksSplit):
+        _warn_of_shared_ground([member for member in members if member.source not in objects])
     fields = {column.name: column.field() for column in parts[0].columns}
     schema = shards.arrow_schema(fields)
     row_bytes = sum(field.row_bytes for field in fields.values())
@@ -71,41 +69,37 @@ def assemble(
             shards.write_shard(folder / shards.shard_name(number), schema, batches)
         points = sum(members[row].about.rows for row in rows)
         meter.add("build.write", points_in=points, points_out=points, bytes=points * row_bytes)
-    _write_tables(folder, members, layout, fields)
-
-    files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
-    ranges = _ranges(splits, layout)
-    described = Manifest(
-        version=manifest.VERSION,
-        schema=parts[0].columns,
-        classes=list(settings.classes),
+    described = Described(
+        columns=parts[0].columns,
+        annotations=[],
         counts=tally.counts(parts, list(settings.classes), _dropped(parts, settings, listed)),
         statistics={name: moments.figures() for name, moments in tally.moments.items()},
-        splits=ranges,
         row_order=settings.row_order,
-        configuration=settings.configuration(),
         sources={part.source: SourceDigest(bytes=part.bytes, sha256=part.sha256) for part in parts},
-        files=files,
-        fingerprint=manifest.fingerprint(parts[0].columns, ranges, files),
     )
-    write_atomic(folder / manifest.NAME, manifest.seal(described))
+    finish(folder, _about(members), layout, described, settings)
+
+
+def _about(members: Sequence[Member]) -> About:
+    return About(
+        source=[member.source for member in members],
+        tile=[member.about.tile for member in members],
+        split=[member.about.split for member in members],
+        origin=np.array([member.about.origin for member in members], np.float64),
+        bounds=np.array([member.about.bounds for member in members], np.float64),
+        label=[member.about.label for member in members],
+    )
 
 
 def _in_order(folder: Path, parts: Sequence[Part]) -> list[Member]:
     """All samples by split, source and tile, which is the order of the index."""
     members = [
-        Member(part.source, number, about, sample_id(part.source, about.tile))
-        for part in parts
-        for number, about in enumerate(part.samples)
+        Member(part.source, number, about) for part in parts for number, about in enumerate(part.samples)
     ]
     if not members:
         raise DataError(
             folder.parent, "no sample came out", "lower data.tiles.min_points or widen data.bounds"
         )
-    ids = Counter(member.id for member in members)
-    if len(ids) < len(members):
-        twice = [sample_name(m.source, m.about.tile) for m in members if ids[m.id] > 1]
-        raise DataError(twice[0], f"has the same id as {twice[1]}", "rename one of the files")
     return sorted(members, key=lambda m: (SPLITS.index(m.about.split), m.source, m.about.tile))
 
 
@@ -173,64 +167,6 @@ class _Tally:
             outside=sum(part.outside for part in parts),
             splits=splits,
         )
-
-
-def _write_tables(
-    folder: Path, members: Sequence[Member], layout: Sequence[range], fields: Mapping[str, Field]
-) -> None:
-    """Index, checksums and descriptions of the samples, from the shards as they are on the disk."""
-    rows: list[int] = []
-    shard: list[int] = []
-    positions: dict[str, list[int]] = {name: [] for name in fields}
-    sums: dict[str, list[NDArray[np.uint32]]] = {name: [] for name in fields}
-    for number in range(len(layout)):
-        for count, at, checks in shards.locate(folder / shards.shard_name(number), fields):
-            rows.append(count)
-            shard.append(number)
-            for name in fields:
-                positions[name].append(at[name])
-                sums[name].append(checks[name])
-    block = np.cumsum([0] + [len(part) for part in next(iter(sums.values()))])[:-1]
-    index: dict[str, Any] = {"id": np.array([m.id for m in members], np.uint64), "rows": rows, "shard": shard}
-    index |= {"block": block, **{f"pos_{name}": values for name, values in positions.items()}}
-    shards.write_table(folder / shards.INDEX, shards.index_schema(fields), index)
-    checks = {name: np.concatenate(parts) for name, parts in sums.items()}
-    shards.write_table(folder / shards.CHECKSUMS, shards.checksum_schema(fields), checks)
-    shards.write_table(
-        folder / shards.SAMPLES,
-        shards.SAMPLE_SCHEMA,
-        {
-            "name": [sample_name(m.source, m.about.tile) for m in members],
-            "source": [m.source for m in members],
-            "tile": [m.about.tile for m in members],
-            "origin": np.array([m.about.origin for m in members], np.float64),
-            "bounds": np.array([m.about.bounds for m in members], np.float64),
-            "label": [m.about.label for m in members],
-            "split": [m.about.split for m in members],
-        },
-    )
-
-
-def _ranges(splits: Sequence[str], layout: Sequence[range]) -> dict[str, list[Range]]:
-    """Each split as one range of shards and index rows: the samples are in the order of the splits."""
-    ranges = {}
-    for split in dict.fromkeys(splits):
-        own = [number for number, rows in enumerate(layout) if splits[rows.start] == split]
-        rows = (layout[own[0]].start, layout[own[-1]].stop)
-        ranges[split] = [Range(shards=(own[0], own[-1] + 1), rows=rows)]
-    return ranges
-
-
-def _digest(path: Path) -> FileDigest:
-    size, sha256, sums = chunk_sums(path)
-    return FileDigest(bytes=size, sha256=sha256, crc32c=sums)
-
-
-def _warn_of_empty_splits(members: Sequence[Member], settings: DataSettings) -> None:
-    found = {member.about.split for member in members}
-    for split in SPLITS:
-        if split not in found and (split == "train" or getattr(settings.split, split, None)):
-            log.warning("split %s holds no sample", split)
 
 
 def _warn_of_shared_ground(members: Sequence[Member]) -> None:

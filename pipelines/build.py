@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,14 @@ from ..config import differences
 from ..errors import DataError, UsageError
 from ..files import locked, sync
 from ..metrics import BUILD, Meter
-from . import shards, sources
+from . import shards, sources, text
 from .assemble import assemble
 from .checks import file_sha256
-from .cut import Piece, Points, columns_of, cut, select
+from .cut import Piece, Points, columns_of, cut, select, whole
 from .dataset import Dataset
 from .journal import Journal, Part, PartSample
 from .manifest import VERSION, Column, Manifest
-from .readers import read
+from .readers import files_of, opened
 from .settings import DataSettings
 
 __all__ = ["DataSettings", "build", "build_held"]
@@ -56,7 +57,7 @@ def build_held(settings: DataSettings, out: Path, meter: Meter | None = None) ->
             "data.path", "names a ready dataset, there is nothing to build", "remove it to build one"
         )
     root = sources.folder(settings.root)
-    names = sources.find(root, settings.files)
+    names = sources.find(root, settings.files or (text.FILES if settings.text else ()))
     listed = sources.splits_by_file(root, settings.split, names)
     meter = meter or Meter(BUILD)
     building, final = out / "dataset.building", out / "dataset"
@@ -65,9 +66,14 @@ def build_held(settings: DataSettings, out: Path, meter: Meter | None = None) ->
             _check_same(final, settings, root, names)
         else:
             with _kept_if_used(building):
-                journal = Journal(building, _digest(settings))
-                parts = _make_parts(journal, root, names, settings, listed, meter)
-                _publish(final, building, parts, journal, settings, listed, meter)
+                if settings.text is not None:
+                    with _shown(building, final) as fresh:
+                        text.assemble(fresh, root, names, listed, settings, meter)
+                else:
+                    journal = Journal(building, _digest(settings))
+                    parts = _make_parts(journal, root, names, settings, listed, meter)
+                    with _shown(building, final) as fresh:
+                        assemble(fresh, parts, journal, settings, listed, meter)
         shutil.rmtree(building, ignore_errors=True)
     return Dataset(final)
 
@@ -84,20 +90,17 @@ def _kept_if_used(folder: Path) -> Iterator[None]:
         raise
 
 
-def _publish(
-    final: Path,
-    building: Path,
-    parts: Sequence[Part],
-    journal: Journal,
-    settings: DataSettings,
-    listed: Mapping[str, str],
-    meter: Meter,
-) -> None:
-    """Assemble the dataset out of sight and show it whole."""
+@contextmanager
+def _shown(building: Path, final: Path) -> Iterator[Path]:
+    """A folder for a dataset that is made out of sight and shown whole, as ``final``."""
     fresh = building / "dataset"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
-    assemble(fresh, parts, journal, settings, listed, meter)
+    try:
+        yield fresh
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     sync(fresh)
     fresh.rename(final)
     sync(final.parent)
@@ -129,35 +132,45 @@ def _make_part(
     """Read one source, cut it into samples, write them, and record that it is done."""
     path = root / source
     with meter.time("build.read"):
-        size, sha256 = path.stat().st_size, file_sha256(path)
-        scan = read(path)
-    meter.add("build.read", points_out=len(scan.xyz), bytes=size)
-    points = select(path, scan, settings)
-    schema = shards.arrow_schema(points.schema)
+        read = opened(path)
+        digest = sources.digest(*read.files)
+    meter.add("build.read", bytes=digest.bytes)
+    selected = (select(path, scan, settings) for scan in read.scans)
+    first = next(selected)
+    schema = shards.arrow_schema(first.schema)
     samples: list[PartSample] = []
+    dropped = outside = 0
     with journal.writing(source, schema) as writer:
-        for piece in cut(path, source, points, settings, listed):
-            with meter.time("build.sample"):
-                columns = columns_of(path, source, points, piece, settings.row_order)
-            meter.add("build.sample", points_in=len(piece.rows), points_out=len(piece.rows))
-            with meter.time("build.pack"):
-                batch = shards.to_batch(schema, columns)
-                writer.write_batch(batch)
-            meter.add("build.pack", points_out=len(piece.rows), bytes=batch.nbytes)
-            label = columns["label"] if settings.classes else np.empty(0, np.int32)
-            samples.append(_describe(points, piece, label))
+        for number, points in enumerate(itertools.chain([first], selected)):
+            dropped, outside = dropped + points.dropped, outside + points.outside
+            meter.add("build.read", points_out=len(points.xyz) + points.dropped + points.outside)
+            if read.objects:
+                pieces: Iterable[Piece] = [whole(source, number, points, settings, listed)]
+            else:
+                pieces = cut(path, source, points, settings, listed)
+            for piece in pieces:
+                with meter.time("build.sample"):
+                    columns = columns_of(path, source, points, piece, settings.row_order)
+                meter.add("build.sample", points_in=len(piece.rows), points_out=len(piece.rows))
+                with meter.time("build.pack"):
+                    batch = shards.to_batch(schema, columns)
+                    writer.write_batch(batch)
+                meter.add("build.pack", points_out=len(piece.rows), bytes=batch.nbytes)
+                label = columns["label"] if settings.classes else np.empty(0, np.int32)
+                samples.append(_describe(points, piece, label))
     return journal.finish(
         Part(
             settings=journal.settings,
             source=source,
-            bytes=size,
-            sha256=sha256,
+            bytes=digest.bytes,
+            sha256=digest.sha256,
             written=file_sha256(journal.path(source)),
-            dropped=points.dropped,
-            outside=points.outside,
+            dropped=dropped,
+            outside=outside,
+            objects=read.objects,
             columns=[
                 Column(name=name, dtype=field.dtype.name, width=field.width, kind=field.kind)
-                for name, field in points.schema.items()
+                for name, field in first.schema.items()
             ],
             samples=samples,
         )
@@ -206,7 +219,7 @@ def _check_same(final: Path, settings: DataSettings, root: Path, names: Sequence
         raise DataError(final, f"{cause} {name}", fix)
     for name, digest in there.sources.items():
         path = root / name
-        if path.stat().st_size != digest.bytes or file_sha256(path) != digest.sha256:
+        if sources.digest(*((path,) if settings.text else files_of(path))) != digest:
             raise DataError(path, f"has changed since {final} was built", fix)
 
 

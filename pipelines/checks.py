@@ -51,10 +51,14 @@ def first_damage(data: memoryview, sums: NDArray[np.uint32], row_bytes: int) -> 
     return None
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_sha256(*paths: Path) -> str:
+    """SHA-256, in hex, of a file, or of some one after another."""
+    sha256 = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                sha256.update(chunk)
+    return sha256.hexdigest()
 
 
 def chunk_sums(path: Path) -> tuple[int, str, list[int]]:

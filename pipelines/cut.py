@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..samplers.farthest import farthest
 from ..samplers.fields import kind_of
 from ..samplers.random import random
 from . import splits, tiles
 from .readers import Scan, storable
-from .records import IGNORED, SPLITS, Field, sample_id
+from .records import IGNORED, SPLITS, Field, sample_id, sample_name
 from .settings import DataSettings
+from .splits import BlocksSplit, HashSplit
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def select(path: Path, scan: Scan, settings: DataSettings) -> Points:
             cause = f"field '{settings.label}' has {codes.shape[1]} numbers a row"
             raise DataError(path, cause, "name a field of single class codes in data.label")
         columns["label"] = class_numbers(codes, settings.classes)
-    columns["row"] = row
+    columns["row"] = scan.first + row
     # A source may use our own names: what it says under them is kept beside what we say.
     ours = {"xyz", *columns}
     origin: dict[str, str] = {}
@@ -107,10 +108,12 @@ def _check_size(path: Path, xyz: NDArray[np.float64], row: NDArray[np.int64]) ->
 
 def class_numbers(codes: NDArray[Any], classes: Mapping[str, list[int]]) -> NDArray[np.int32]:
     """Class number of each code, int32 (n,); -1 where no class has it."""
-    labels = np.full(len(codes), IGNORED, np.int32)
-    for number, wanted in enumerate(classes.values()):
-        labels[np.isin(codes, wanted)] = number
-    return labels
+    numbers = {code: number for number, wanted in enumerate(classes.values()) for code in wanted}
+    known = sorted(numbers)
+    listed = np.array(known)
+    at = np.minimum(np.searchsorted(listed, codes), len(known) - 1)
+    of_code = np.array([numbers[code] for code in known], np.int32)
+    return np.where(listed[at] == codes, of_code[at], np.int32(IGNORED))
 
 
 def cut(
@@ -135,6 +138,22 @@ def cut(
                 yield Piece(
                     split, number + tile, chosen, _origin(points.xyz[chosen], grids[split].centre(tile))
                 )
+
+
+def whole(
+    source: str, number: int, points: Points, settings: DataSettings, listed: Mapping[str, str]
+) -> Piece:
+    """Cloud ``number`` of a source whose clouds stand for themselves: one sample, whatever is in it.
+
+    Raises UsageError for settings that cut ground.
+    """
+    for key, cuts in (("tiles", settings.tiles), ("split", isinstance(settings.split, BlocksSplit))):
+        if cuts:
+            raise UsageError(f"data.{key}", f"cuts ground, {source} holds images", "leave it out")
+    split = listed.get(source, "train")
+    if isinstance(settings.split, HashSplit):
+        split = settings.split.of(sample_name(source, number))
+    return Piece(split, number, np.arange(len(points.xyz)), _corner(points.xyz))
 
 
 def columns_of(

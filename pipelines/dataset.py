@@ -39,9 +39,10 @@ class Dataset:
     Raises DataError where it is missing, incomplete, damaged or of another version. ``dataset.json`` and the
     tables are checked when they are first used, the bytes of shards when they are read.
 
+    ``schema`` and ``annotations``: the fields of the columns, and of the arrays with rows of their own.
     ``ids`` uint64, ``rows`` int64, ``shard`` int32 and ``block`` int64, all (samples,): identity, number of
-    rows, shard and first row in `checks` of each sample. ``positions``: column -> int64 (samples,), byte
-    position of the column in the shard.
+    rows of the columns, shard and first row in `checks` of each sample. ``positions``: column or annotation
+    -> int64 (samples,), its byte position in `shard_path`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -51,13 +52,16 @@ class Dataset:
         for name, digest in self.manifest.files.items():
             _check_size(self.path / name, digest.bytes)
         self.schema: dict[str, Field] = {column.name: column.field() for column in self.manifest.columns}
+        self.annotations: dict[str, Field] = {one.name: one.field() for one in self.manifest.annotations}
+        self.fields: dict[str, Field] = self.schema | self.annotations
         self._check(shards.INDEX)
         index = table(self.path / shards.INDEX)
         self.ids: NDArray[np.uint64] = index["id"]
         self.rows: NDArray[np.int64] = index["rows"]
         self.shard: NDArray[np.int32] = index["shard"]
         self.block: NDArray[np.int64] = index["block"]
-        self.positions: dict[str, NDArray[np.int64]] = {name: index[f"pos_{name}"] for name in self.schema}
+        self.positions: dict[str, NDArray[np.int64]] = {name: index[f"pos_{name}"] for name in self.fields}
+        self._own = {name: (index[f"rows_{name}"], index[f"block_{name}"]) for name in self.annotations}
 
     def __repr__(self) -> str:
         return f"Dataset({str(self.path)!r}, {len(self)} samples, row order {self.row_order})"
@@ -93,18 +97,29 @@ class Dataset:
         """Column -> figures over the train split, or over all where there is none."""
         return self.manifest.statistics
 
-    def shard_path(self, shard: int) -> Path:
-        """The file of a shard."""
-        return self.path / shards.shard_name(shard)
+    def shard_path(self, shard: int, name: str | None = None) -> Path:
+        """The file of a shard that holds ``name``: its columns are in one, each annotation in its own."""
+        return self.path / shards.shard_name(shard, name if name in self.annotations else None)
+
+    def rows_of(self, name: str) -> NDArray[np.int64]:
+        """Number of rows of each sample's ``name``, int64 (samples,): ``rows``, or an annotation's own."""
+        return self._own[name][0] if name in self._own else self.rows
+
+    def block_of(self, name: str) -> NDArray[np.int64]:
+        """First row of each sample's ``name`` in `checks`, int64 (samples,)."""
+        return self._own[name][1] if name in self._own else self.block
 
     @cached_property
     def checks(self) -> dict[str, NDArray[np.uint32]]:
-        """Column -> uint32 (blocks,), mapped: running CRC32C at the end of every 256 rows.
+        """Column or annotation -> uint32 (blocks,), mapped: running CRC32C at the end of every 256 rows.
 
-        Sample i has blocks ``block[i]`` to ``block[i] + ceil(rows[i] / 256)``.
+        Sample i has blocks ``block_of(name)[i]`` to ``block_of(name)[i] + ceil(rows_of(name)[i] / 256)``.
         """
-        self._check(shards.CHECKSUMS)
-        return table(self.path / shards.CHECKSUMS)
+        sums: dict[str, NDArray[np.uint32]] = {}
+        for own in [*([None] if self.schema else []), *self.annotations]:
+            self._check(shards.checksums_name(own))
+            sums |= table(self.path / shards.checksums_name(own))
+        return sums
 
     @cached_property
     def samples(self) -> pa.RecordBatch:
@@ -113,7 +128,7 @@ class Dataset:
         return shards.opened(self.path / shards.SAMPLES)[0].get_batch(0)
 
     def sample(self, row: int, columns: Sequence[str] | None = None) -> Sample:
-        """Read one sample whole and check it; ``columns`` limits what is read.
+        """Read one sample whole and check it; ``columns``, and annotations, limits what is read.
 
         Raises UsageError for a row or column that is not there, DataError, with the offset, for damage.
         """
@@ -121,16 +136,17 @@ class Dataset:
             raise UsageError(
                 "row", f"{row} is not among the {len(self)} samples", f"give 0 to {len(self) - 1}"
             )
-        names = list(self.schema) if columns is None else list(columns)
+        names = list(self.fields) if columns is None else list(columns)
         for name in names:
-            if name not in self.schema:
-                raise UsageError("columns", f"there is no '{name}'", f"choose among {', '.join(self.schema)}")
+            if name not in self.fields:
+                raise UsageError("columns", f"there is no '{name}'", f"choose among {', '.join(self.fields)}")
         about = {
             name: self.samples.column(name)[row].as_py() for name in ("name", "source", "tile", "origin")
         }
         return Sample(
-            columns={name: self._column(row, name) for name in names},
-            kinds={name: self.schema[name].kind for name in names},
+            columns={name: self._read(row, name) for name in names if name in self.schema},
+            annotations={name: self._read(row, name) for name in names if name in self.annotations},
+            kinds={name: self.fields[name].kind for name in names},
             origin=np.array(about.pop("origin"), np.float64),
             id=int(self.ids[row]),
             **about,
@@ -147,9 +163,9 @@ class Dataset:
             offset = start if bit is None else start + bit // 8
             raise DataError(self.path / name, f"is damaged at offset {offset}", "copy the dataset again")
 
-    def _column(self, row: int, name: str) -> NDArray[Any]:
-        rows, field, block = int(self.rows[row]), self.schema[name], int(self.block[row])
-        path, position = self.shard_path(int(self.shard[row])), int(self.positions[name][row])
+    def _read(self, row: int, name: str) -> NDArray[Any]:
+        rows, block, field = int(self.rows_of(name)[row]), int(self.block_of(name)[row]), self.fields[name]
+        path, position = self.shard_path(int(self.shard[row]), name), int(self.positions[name][row])
         array = field.empty(rows)
         data = array.reshape(-1).view(np.uint8).data
         try:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from . import shards
 from .dataset import Dataset
-from .readers import SUFFIXES, Scan, read
+from .readers import SUFFIXES, Scan, Source, opened
 from .records import SPLITS
 
 
@@ -18,7 +18,10 @@ def inspect(path: str | Path) -> str:
     """Describe a dataset's folder, or a raw file. Raises DataError where it is neither."""
     path = Path(path)
     raw = path.is_file() or (path.suffix.lower() in SUFFIXES and not path.is_dir())
-    return "\n".join(_scan(path, read(path)) if raw else _dataset(Dataset(path)))
+    if not raw:
+        return "\n".join(_dataset(Dataset(path)))
+    source = opened(path)
+    return "\n".join(_images(path, source) if source.objects else _scan(path, source.scans[0]))
 
 
 def _dataset(dataset: Dataset) -> Iterator[str]:
@@ -26,22 +29,35 @@ def _dataset(dataset: Dataset) -> Iterator[str]:
     yield f"dataset      {dataset.path}"
     yield f"fingerprint  {dataset.fingerprint}"
     yield f"samples      {counts.samples}"
-    yield f"points       {counts.points} (rows a sample: {_spread(dataset.rows)})"
-    yield f"left out     {counts.dropped} rows not finite, {counts.outside} outside data.bounds"
-    yield f"row order    {dataset.row_order}"
-    yield from _ground(dataset)
+    if dataset.schema:
+        yield f"points       {counts.points} (rows a sample: {_spread(dataset.rows)})"
+        yield f"left out     {counts.dropped} rows not finite, {counts.outside} outside data.bounds"
+        yield f"row order    {dataset.row_order}"
+        yield from _ground(dataset)
+    for name in dataset.annotations:
+        own = dataset.rows_of(name)
+        yield f"{name:<12} {own.sum()} (rows a sample: {_spread(own)})"
     sizes = [digest.bytes for name, digest in files.items() if name.startswith("shard-")]
-    yield f"shards       {len(sizes)}, {_megabytes(min(sizes))} to {_megabytes(max(sizes))} MB"
+    numbers = {shard[0] for name in files if (shard := shards.shard_of(name))}
+    yield f"shards       {len(numbers)}, {_megabytes(min(sizes))} to {_megabytes(max(sizes))} MB"
     yield f"other files  {_megabytes(sum(digest.bytes for digest in files.values()) - sum(sizes))} MB"
     yield ""
-    head = ("split", "samples", "points", *dataset.classes, *(["ignored"] if dataset.classes else []))
+    classes = [*dataset.classes, *(["ignored"] if dataset.classes else [])]
+    head = ("split", "samples", *(["points"] if dataset.schema else []), *dataset.annotations, *classes)
     rows = []
     for name in (split for split in SPLITS if split in counts.splits):
         count = counts.splits[name]
-        labels = [*(count.classes[label] for label in dataset.classes), count.ignored]
-        rows.append((name, count.samples, count.points, *(labels if dataset.classes else [])))
+        cells = [count.points] if dataset.schema else []
+        cells += [count.annotations[one] for one in dataset.annotations]
+        cells += [count.classes[label] for label in dataset.classes]
+        rows.append((name, count.samples, *cells, *([count.ignored] if dataset.classes else [])))
     yield from _table(head, rows)
     yield ""
+    if dataset.annotations:
+        described = [(name, _type(f.dtype, f.width), f.kind) for name, f in dataset.annotations.items()]
+        yield from _table(("annotation", "type", "kind"), described)
+    if not dataset.schema:
+        return
     figures = dataset.statistics
     yield from _table(
         ("column", "type", "kind", "min", "max", "mean"),
@@ -69,6 +85,16 @@ def _ground(dataset: Dataset) -> Iterator[str]:
     if (area > 0).any():
         density = rows[area > 0] / area[area > 0]
         yield f"density      {np.median(density):.4g} points per square unit (median of the samples)"
+
+
+def _images(path: Path, source: Source) -> Iterator[str]:
+    sizes = np.array([len(scan.xyz) for scan in source.scans])
+    labels = [scan.fields["classification"][0] for scan in source.scans if len(scan.xyz)]
+    yield f"file         {path} ({_megabytes(path.stat().st_size)} MB)"
+    yield f"images       {len(sizes)}, each a cloud"
+    yield f"points       {sizes.sum()} (an image: {_spread(sizes)})"
+    pairs = zip(*np.unique(labels, return_counts=True), strict=True)
+    yield "classes      " + ", ".join(f"{code}: {count}" for code, count in pairs)
 
 
 def _scan(path: Path, scan: Scan) -> Iterator[str]:

@@ -18,6 +18,8 @@ from ..files import write_atomic
 from . import shards
 from .checks import file_sha256
 from .manifest import Column
+from .readers import files_of
+from .sources import digest
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,10 @@ class PartSample(Model):
 
 
 class Part(Model):
-    """What one finished source was, how it was cut, what came out, and the SHA-256 of the part's file."""
+    """What one finished source was, how it was cut, what came out, and the SHA-256 of the part's file.
+
+    ``objects``: its samples are clouds that stand for themselves, not pieces of common ground.
+    """
 
     settings: str
     source: str
@@ -43,6 +48,7 @@ class Part(Model):
     written: str
     dropped: int
     outside: int
+    objects: bool
     columns: list[Column]
     samples: list[PartSample]
 
@@ -83,7 +89,11 @@ class Journal:
             log.warning("%s: is damaged, or of another version; the part of %s is made again", record, source)
             return None
         part = known.part
-        if (part.settings, part.source, part.sha256) != (self.settings, source, file_sha256(raw)):
+        if (part.settings, part.source, part.sha256) != (
+            self.settings,
+            source,
+            digest(*files_of(raw)).sha256,
+        ):
             log.warning("%s: settings or file changed since the part was made; it is made again", source)
             return None
         return part

@@ -63,7 +63,7 @@ class SplitCounts(Model):
     """What one split holds; ``classes`` counts rows by class name, ``ignored`` those of no class.
 
     ``dropped`` counts rows of its files that were not finite; 0 where splits are blocks of ground, as such a
-    row is in no block.
+    row is in no block. ``annotations``: the rows of each.
     """
 
     samples: int
@@ -71,6 +71,7 @@ class SplitCounts(Model):
     classes: dict[str, int]
     ignored: int
     dropped: int
+    annotations: dict[str, int] = pydantic.Field(default_factory=dict)
 
 
 class Counts(Model):
@@ -125,13 +126,20 @@ class Damage(NamedTuple):
     one_bit: bool
 
 
-def fingerprint(columns: list[Column], splits: dict[str, list[Range]], files: dict[str, FileDigest]) -> str:
-    """BLAKE2b in hex over schema, splits and the files' digests: equal for equal content."""
-    content = {
+def fingerprint(
+    columns: list[Column],
+    annotations: list[Column],
+    splits: dict[str, list[Range]],
+    files: dict[str, FileDigest],
+) -> str:
+    """BLAKE2b in hex over schema, annotations, splits and the files' digests: equal for equal content."""
+    content: dict[str, Any] = {
         "schema": [column.model_dump() for column in columns],
         "splits": {name: [part.model_dump() for part in parts] for name, parts in splits.items()},
         "files": {name: digest.sha256 for name, digest in files.items()},
     }
+    if annotations:
+        content["annotations"] = [annotation.model_dump() for annotation in annotations]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

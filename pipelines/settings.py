@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from ..config import ConfigPath, Model
-from .splits import Split
+from .splits import BlocksSplit, Split
 from .tiles import TileSettings
+
+
+class TextSettings(Model):
+    """Files as texts: their bytes are tokens, packed into samples of ``length`` tokens."""
+
+    length: Annotated[int, Field(ge=2, le=1 << 20)] = 256
 
 
 class DataSettings(Model):
@@ -18,6 +24,7 @@ class DataSettings(Model):
     (default: the environment's TAMIS_DATA). ``files``: patterns relative to it. ``label``: the field that
     holds the class codes. ``classes``: name -> codes, in the order of the class numbers; other codes are
     ignored. ``bounds``: [xmin, ymin, xmax, ymax], half-open. ``fields``: which to keep (default: all).
+    ``text``: the files are no points but texts; of the keys above, ``files`` and ``split`` then hold.
     ``shard_mb``: MiB a shard. ``verify``: when a loader checks what it reads.
     """
 
@@ -32,6 +39,7 @@ class DataSettings(Model):
     row_order: Literal["farthest", "random", "source"] = "farthest"
     shard_mb: Annotated[int, Field(ge=1)] = 64
     fields: list[str] | None = None
+    text: TextSettings | None = None
     verify: Literal["first", "always", "never"] = "first"
 
     @field_validator("classes")
@@ -61,6 +69,16 @@ class DataSettings(Model):
         if bounds is not None and not (bounds[0] < bounds[2] and bounds[1] < bounds[3]):
             raise ValueError("bounds are [xmin, ymin, xmax, ymax] with xmin < xmax and ymin < ymax")
         return bounds
+
+    @model_validator(mode="after")
+    def _text_has_no_ground(self) -> DataSettings:
+        if self.text is not None:
+            for key in ("classes", "bounds", "tiles", "fields"):
+                if getattr(self, key):
+                    raise ValueError(f"'{key}' is for points: a text has none")
+            if isinstance(self.split, BlocksSplit):
+                raise ValueError("a text has no ground: split.kind is 'files' or 'hash'")
+        return self
 
     def content(self) -> DataSettings:
         """These settings without the keys that do not change what is built."""

@@ -29,9 +29,22 @@ SAMPLE_SCHEMA = pa.schema(
 )
 
 
-def shard_name(number: int) -> str:
-    """File name of a shard."""
-    return f"shard-{number:05d}.arrow"
+def shard_name(number: int, annotation: str | None = None) -> str:
+    """File name of a shard: of its columns, or of one annotation."""
+    return f"shard-{number:05d}.arrow" if annotation is None else f"shard-{number:05d}.{annotation}.arrow"
+
+
+def checksums_name(annotation: str | None = None) -> str:
+    """File name of the checksums of the columns, or of one annotation."""
+    return CHECKSUMS if annotation is None else f"checksums.{annotation}.arrow"
+
+
+def shard_of(name: str) -> tuple[int, str | None] | None:
+    """Number and annotation of the shard with a file name, None where it is that of another file."""
+    parts = name.removeprefix("shard-").removesuffix(".arrow").split(".", 1)
+    if name == parts[0] or not parts[0].isdecimal():
+        return None
+    return int(parts[0]), parts[1] if len(parts) == 2 else None
 
 
 def arrow_schema(fields: Mapping[str, Field]) -> pa.Schema:
@@ -132,15 +145,16 @@ def locate(
         yield batch.num_rows, positions, sums
 
 
-def index_schema(fields: Iterable[str]) -> pa.Schema:
+def index_schema(fields: Iterable[str], annotations: Iterable[str] = ()) -> pa.Schema:
     """Columns of ``index.arrow``."""
     entries = [("id", pa.uint64()), ("rows", pa.int64()), ("shard", pa.int32()), ("block", pa.int64())]
     entries += [(f"pos_{name}", pa.int64()) for name in fields]
+    entries += [(f"{what}_{name}", pa.int64()) for name in annotations for what in ("pos", "rows", "block")]
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in entries])
 
 
 def checksum_schema(fields: Iterable[str]) -> pa.Schema:
-    """Columns of ``checksums.arrow``."""
+    """Columns of ``checksums.arrow`` or, for the name of one, of an annotation's checksums."""
     return pa.schema([pa.field(name, pa.uint32(), nullable=False) for name in fields])
 
 

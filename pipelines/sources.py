@@ -8,8 +8,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from ..errors import DataError, UsageError
+from .checks import file_sha256
+from .manifest import SourceDigest
 from .readers import SUFFIXES
-from .splits import FilesSplit
+from .splits import FilesSplit, HashSplit
 
 ENVIRONMENT = "TAMIS_DATA"
 Parts = tuple[str, ...]
@@ -54,8 +56,11 @@ def find(root: Path, patterns: Sequence[str], key: str = "data.files") -> list[s
 
 
 def splits_by_file(root: Path, split: object, sources: Sequence[str]) -> dict[str, str]:
-    """Source -> "val" or "test" for the files that a `FilesSplit` names."""
+    """Source -> "val" or "test" for the files that a `FilesSplit` names or a `HashSplit` draws."""
     listed: dict[str, str] = {}
+    if isinstance(split, HashSplit):
+        drawn = {source: split.of(source) for source in sources}
+        return {source: name for source, name in drawn.items() if name != "train"}
     if not isinstance(split, FilesSplit):
         return listed
     for name, patterns in (("val", split.val), ("test", split.test)):
@@ -68,6 +73,11 @@ def splits_by_file(root: Path, split: object, sources: Sequence[str]) -> dict[st
                 if listed.setdefault(source, name) != name:
                     raise UsageError("data.split", f"{source} is in val and in test", "list it once")
     return listed
+
+
+def digest(*files: Path) -> SourceDigest:
+    """Size and SHA-256 of a source: of its files one after another."""
+    return SourceDigest(bytes=sum(file.stat().st_size for file in files), sha256=file_sha256(*files))
 
 
 def _has_suffix(name: str) -> bool:

@@ -1,7 +1,8 @@
-"""Which points a model learns from and which it is judged on: by listed files, or by blocks of ground."""
+"""What a model learns from and what it is judged on: by files, listed or drawn, or by blocks of ground."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from ..errors import DataError
 from .records import SPLITS
 
 Cut = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class FilesSplit(Model):
@@ -22,6 +24,31 @@ class FilesSplit(Model):
     kind: Literal["files"]
     val: list[str] = Field(default_factory=list)
     test: list[str] = Field(default_factory=list)
+
+
+class HashSplit(Model):
+    """About these shares are evaluated: of the files or, where a file holds images, of the images.
+
+    It is those with the lowest hashes of their names.
+    """
+
+    kind: Literal["hash"]
+    val: Share = 0.0
+    test: Share = 0.0
+
+    @model_validator(mode="after")
+    def _trains(self) -> HashSplit:
+        if self.val + self.test >= 1:
+            raise ValueError("val and test leave nothing to train on")
+        return self
+
+    def of(self, name: str) -> str:
+        """The split of a file or image, told by its name alone: no other one added or left out moves it."""
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        place = int.from_bytes(digest, "little") / 2.0**64
+        if place < self.test:
+            return "test"
+        return "val" if place < self.test + self.val else "train"
 
 
 class BlocksSplit(Model):
@@ -50,15 +77,18 @@ class BlocksSplit(Model):
         return self
 
 
-Split = Annotated[FilesSplit | BlocksSplit, Field(discriminator="kind")]
+Split = Annotated[FilesSplit | HashSplit | BlocksSplit, Field(discriminator="kind")]
 
 
 def divide(
-    xyz: NDArray[Any], split: FilesSplit | BlocksSplit | None, source: str, listed: Mapping[str, str]
+    xyz: NDArray[Any],
+    split: FilesSplit | HashSplit | BlocksSplit | None,
+    source: str,
+    listed: Mapping[str, str],
 ) -> dict[str, NDArray[np.int64]]:
     """Rows of one scan, ascending, for each split that has any; an empty scan goes to its file's split.
 
-    ``xyz``: float64 (n, 3), global. ``listed``: source -> split of the files a `FilesSplit` names.
+    ``xyz``: float64 (n, 3), global. ``listed``: source -> split of the files that are val or test.
     Raises DataError where blocks are so small that float64 cannot number them.
     """
     if not isinstance(split, BlocksSplit):

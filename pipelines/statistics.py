@@ -50,7 +50,8 @@ class Moments:
         rows = np.concatenate(self._waiting) if self._waiting else np.empty(0)
         self._waiting = []
         values = rows.reshape(len(rows), len(self.mean)).astype(np.float64)
-        self._kept.append(values[-self._seen % self._step :: self._step])
+        # A copy: a view would keep all rows in memory.
+        self._kept.append(values[-self._seen % self._step :: self._step].copy())
         self._seen += len(values)
         finite = np.isfinite(values)
         count = finite.sum(axis=0)

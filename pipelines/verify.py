@@ -74,8 +74,8 @@ def _check_file(folder: Path, name: str, described: Manifest, *, tables_whole: b
     for start, stop, bit in damage:
         offset = start if bit is None else start + bit // 8
         cause = "the bytes from here on are not what was written" if bit is None else "one bit is flipped"
-        if name.startswith("shard-") and tables_whole:
-            where = _Where(folder, name, described)
+        if tables_whole and (shard := shards.shard_of(name)):
+            where = _Where(folder, *shard, described)
             offset = where.first_damage(start, stop) if bit is None else offset
             cause += f" ({where.name(offset)})"
         yield Problem(name, offset, cause)
@@ -84,14 +84,18 @@ def _check_file(folder: Path, name: str, described: Manifest, *, tables_whole: b
 
 
 class _Where:
-    """What lies where in one shard."""
+    """What lies where in one shard, of the columns or of one annotation."""
 
-    def __init__(self, folder: Path, name: str, described: Manifest) -> None:
-        self.path = folder / name
-        self.fields: dict[str, Field] = {column.name: column.field() for column in described.columns}
-        self.index, self.sums = table(folder / shards.INDEX), table(folder / shards.CHECKSUMS)
+    def __init__(self, folder: Path, number: int, annotation: str | None, described: Manifest) -> None:
+        self.path = folder / shards.shard_name(number, annotation)
+        self.fields = _fields(described, annotation)
+        self.index, self.sums = (
+            table(folder / shards.INDEX),
+            table(folder / shards.checksums_name(annotation)),
+        )
+        own = f"_{annotation}" if annotation else ""
+        self.sizes, self.block = self.index[f"rows{own}"], self.index[f"block{own}"]
         self.names = shards.opened(folder / shards.SAMPLES)[0].get_batch(0).column("name")
-        number = int(name.removeprefix("shard-").removesuffix(".arrow"))
         self.rows = np.flatnonzero(self.index["shard"] == number)
 
     def columns(self) -> Iterator[tuple[int, str, int, int]]:
@@ -99,7 +103,7 @@ class _Where:
         for row in self.rows.tolist():
             for name, field in self.fields.items():
                 start = int(self.index[f"pos_{name}"][row])
-                yield row, name, start, start + int(self.index["rows"][row]) * field.row_bytes
+                yield row, name, start, start + int(self.sizes[row]) * field.row_bytes
 
     def first_damage(self, start: int, stop: int) -> int:
         """The first byte in [start, stop) of a block of rows that is not as written; ``start`` if none is."""
@@ -107,8 +111,8 @@ class _Where:
         found = []
         for row, name, first, end in self.columns():
             if first < stop and end > start:
-                block = int(self.index["block"][row])
-                sums = self.sums[name][block : block + blocks(int(self.index["rows"][row]))]
+                block = int(self.block[row])
+                sums = self.sums[name][block : block + blocks(int(self.sizes[row]))]
                 damage = first_damage(data[first:end].data, sums, self.fields[name].row_bytes)
                 if damage is not None:
                     found.append(max(first + damage, start))
@@ -119,46 +123,72 @@ class _Where:
         for row, name, first, end in self.columns():
             if first <= offset < end:
                 at = (offset - first) // self.fields[name].row_bytes // CHECK_ROWS * CHECK_ROWS
-                last = min(at + CHECK_ROWS, int(self.index["rows"][row])) - 1
+                last = min(at + CHECK_ROWS, int(self.sizes[row])) - 1
                 return f"sample {self.names[row].as_py()}, column {name}, rows {at} to {last}"
         return "between the columns"
 
 
 def _check_index(folder: Path, described: Manifest) -> Iterator[Problem]:
     """Whether the tables say what the shards hold; only for files that are as they were written."""
-    fields = {column.name: column.field() for column in described.columns}
-    index, sums = table(folder / shards.INDEX), table(folder / shards.CHECKSUMS)
+    index = table(folder / shards.INDEX)
     about = shards.opened(folder / shards.SAMPLES)[0].get_batch(0).to_pydict()
-    found = _found(folder, described, fields)
-    counts = {len(found), len(index["id"]), len(about["name"]), described.counts.samples}
-    if len(counts) > 1:
-        yield Problem(shards.INDEX, 0, f"shards, index, samples and {manifest.NAME} count {counts} samples")
-        return
-    for row, (shard, rows, positions, checks) in enumerate(found):
-        name, block = about["name"][row], int(index["block"][row])
-        wrong = []
-        if (shard, rows) != (index["shard"][row], index["rows"][row]):
-            wrong.append("shard or rows")
-        if index["id"][row] != sample_id(about["source"][row], about["tile"][row]):
-            wrong.append("id")
-        wrong += [f"position of {c}" for c in fields if index[f"pos_{c}"][row] != positions[c]]
-        stored = {c: sums[c][block : block + blocks(rows)] for c in fields}
-        wrong += [f"checksums of {c}" for c in fields if not np.array_equal(stored[c], checks[c])]
-        if wrong:
-            yield Problem(shards.INDEX, 0, f"sample {name}: {wrong[0]} does not agree with the shard")
+    for own in [*([None] if described.columns else []), *(one.name for one in described.annotations)]:
+        yield from _check_positions(folder, described, own, index, about["name"])
+    for row, (source, tile) in enumerate(zip(about["source"], about["tile"], strict=True)):
+        if index["id"][row] != sample_id(source, tile):
+            yield _disagreement(about["name"][row], "id")
     for split, ranges in described.splits.items():
         for part in ranges:
             if set(about["split"][slice(*part.rows)]) != {split}:
                 yield Problem(manifest.NAME, 0, f"split {split} has a range with samples of another")
 
 
+def _check_positions(
+    folder: Path,
+    described: Manifest,
+    annotation: str | None,
+    index: dict[str, NDArray[Any]],
+    names: list[str],
+) -> Iterator[Problem]:
+    """The same for the columns, or for one annotation."""
+    fields, sums = _fields(described, annotation), table(folder / shards.checksums_name(annotation))
+    own = f"_{annotation}" if annotation else ""
+    found = _found(folder, described, annotation, fields)
+    counts = {len(found), len(index["id"]), len(names), described.counts.samples}
+    if len(counts) > 1:
+        yield Problem(shards.INDEX, 0, f"shards, index, samples and {manifest.NAME} count {counts} samples")
+        return
+    for row, (shard, rows, positions, checks) in enumerate(found):
+        block = int(index[f"block{own}"][row])
+        wrong = []
+        if (shard, rows) != (index["shard"][row], index[f"rows{own}"][row]):
+            wrong.append("shard or rows")
+        wrong += [f"position of {c}" for c in fields if index[f"pos_{c}"][row] != positions[c]]
+        stored = {c: sums[c][block : block + blocks(rows)] for c in fields}
+        wrong += [f"checksums of {c}" for c in fields if not np.array_equal(stored[c], checks[c])]
+        if wrong:
+            yield _disagreement(names[row], wrong[0])
+
+
+def _disagreement(name: str, what: str) -> Problem:
+    return Problem(shards.INDEX, 0, f"sample {name}: {what} does not agree with the shard")
+
+
+def _fields(described: Manifest, annotation: str | None) -> dict[str, Field]:
+    """The columns, or one annotation alone."""
+    if annotation is None:
+        return {column.name: column.field() for column in described.columns}
+    return {one.name: one.field() for one in described.annotations if one.name == annotation}
+
+
 def _found(
-    folder: Path, described: Manifest, fields: dict[str, Field]
+    folder: Path, described: Manifest, annotation: str | None, fields: dict[str, Field]
 ) -> list[tuple[int, int, dict[str, int], dict[str, NDArray[Any]]]]:
     """Shard, rows, positions and checksums of every sample, read from the shards."""
-    names = sorted(name for name in described.files if name.startswith("shard-"))
+    known = [shards.shard_of(name) for name in described.files]
+    numbers = sorted(one[0] for one in known if one and one[1] == annotation)
     return [
         (number, rows, positions, sums)
-        for number, name in enumerate(names)
-        for rows, positions, sums in shards.locate(folder / name, fields)
+        for number in numbers
+        for rows, positions, sums in shards.locate(folder / shards.shard_name(number, annotation), fields)
     ]

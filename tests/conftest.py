@@ -17,6 +17,12 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from tamis.pipelines import shards
+from tamis.pipelines.dataset import Dataset
+from tamis.pipelines.finish import About, Described, finish
+from tamis.pipelines.manifest import Column, Counts, Figures, SplitCounts
+from tamis.pipelines.settings import DataSettings
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -33,6 +39,53 @@ def data_folder() -> Path:
 def shipped_laz() -> Path:
     """The scan that ships with the package."""
     return ROOT / "configs" / "data" / "laspy_append-bug.laz"
+
+
+@pytest.fixture
+def write_dataset() -> Callable[..., Dataset]:
+    """``write_dataset(folder, samples, layout, columns, annotations)``: a dataset as a build writes it.
+
+    ``samples``: dicts of arrays, all for training; ``layout``: those of each shard.
+    """
+
+    def write(
+        folder: Path,
+        samples: Sequence[Mapping[str, Any]],
+        layout: Sequence[range],
+        columns: list[Column],
+        annotations: list[Column],
+    ) -> Dataset:
+        folder.mkdir()
+        for own in [*([columns] if columns else []), *([one] for one in annotations)]:
+            schema = shards.arrow_schema({column.name: column.field() for column in own})
+            annotation = None if own is columns else own[0].name
+            for number, rows in enumerate(layout):
+                path = folder / shards.shard_name(number, annotation)
+                shards.write_shard(path, schema, (shards.to_batch(schema, samples[row]) for row in rows))
+        n, points = len(samples), sum(len(sample[columns[0].name]) for sample in samples) if columns else 0
+        counts = SplitCounts(
+            samples=n,
+            points=points,
+            classes={},
+            ignored=0,
+            dropped=0,
+            annotations={one.name: sum(len(sample[one.name]) for sample in samples) for one in annotations},
+        )
+        figures = Figures(mean=[0.0], std=[0.0], min=[0.0], max=[0.0], p01=[0.0], p99=[0.0])
+        described = Described(
+            columns=columns,
+            annotations=annotations,
+            counts=Counts(samples=n, points=points, dropped=0, outside=0, splits={"train": counts}),
+            statistics={one.name: figures for one in columns},
+            row_order="source",
+            sources={},
+        )
+        origin, bounds = np.zeros((n, 3)), np.zeros((n, 6))
+        about = About(["a.bin"] * n, range(n), ["train"] * n, origin, bounds, [-1] * n)
+        finish(folder, about, layout, described, DataSettings())
+        return Dataset(folder)
+
+    return write
 
 
 @pytest.fixture

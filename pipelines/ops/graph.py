@@ -58,15 +58,19 @@ def resolve(
     k: int | None,
     dense: bool,
     fields: Mapping[str, Field],
+    sequence: bool = False,
 ) -> Graph:
     """Turn the configured operators into what is read and what is done.
 
     A sampling operator that stands first becomes a shorter read where the stored order of rows allows it.
     With ``k`` and no sampling operator one is added, after the last voxel or function or else first, that
-    suits the order. ``fields``: what is read. Raises UsageError for a graph that cannot run.
+    suits the order. ``fields``: what is read. The rows of a ``sequence``, such as tokens, are never taken
+    apart: its first k are read. Raises UsageError for a graph that cannot run.
     """
-    _refuse(settings, k=k, dense=dense, fields=fields)
+    _refuse(settings, k=k, dense=dense, fields=fields, sequence=sequence)
     operators = [Operator(place, one) for place, one in enumerate(settings)]
+    if sequence:
+        return Graph("whole" if k is None else "prefix", tuple(operators), None)
     serialise = settings[-1] if settings and isinstance(settings[-1], SerialiseSettings) else None
     if serialise:
         operators.pop()
@@ -81,12 +85,19 @@ def resolve(
 
 
 def _refuse(
-    settings: Sequence[OperatorSettings], *, k: int | None, dense: bool, fields: Mapping[str, Field]
+    settings: Sequence[OperatorSettings],
+    *,
+    k: int | None,
+    dense: bool,
+    fields: Mapping[str, Field],
+    sequence: bool,
 ) -> None:
     for place, one in enumerate(settings):
         cause = fix = ""
         if not isinstance(one, RandomSettings | FunctionSettings) and "xyz" not in fields:
             cause, fix = "needs a column 'xyz'", "leave it out"
+        elif isinstance(one, RandomSettings) and sequence:
+            cause, fix = "would take a sequence apart", "leave it out: the first k rows are read"
         elif isinstance(one, _SAMPLING) and k is None:
             cause, fix = "needs a number of rows", "give k"
         elif isinstance(one, SerialiseSettings) and place < len(settings) - 1:

@@ -1,8 +1,8 @@
-"""Readers: one file of points in, a `Scan` out. The format is told by content, not by name."""
+"""Readers: one file in, its clouds out, each a `Scan`. The format is told by content, not by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,75 @@ SUFFIXES = (".las", ".laz", ".npy")
 
 @dataclass(frozen=True)
 class Scan:
-    """A file's points: ``xyz`` float64 (n, 3) in the file's units; ``fields``: name -> (n,) or (n, w)."""
+    """A cloud of a file: ``xyz`` float64 (n, 3) in its units; ``fields``: name -> (n,) or (n, w).
+
+    ``first``: which point of the file the cloud's first one is.
+    """
 
     xyz: NDArray[np.float64]
     fields: dict[str, NDArray[Any]]
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """The clouds of a file.
+
+    ``objects``: each stands for itself; else there is one, a piece of ground. ``files``: those that it was
+    read from, the named one first.
+    """
+
+    scans: Sequence[Scan]
+    objects: bool
+    files: tuple[Path, ...]
 
 
 def read(path: Path) -> Scan:
-    """Read a LAS, LAZ or NPY file whole, with every field it has.
+    """Read the one cloud of a LAS, LAZ or NPY file. Raises DataError as `opened` does, and for images."""
+    source = opened(path)
+    if source.objects:
+        raise DataError(path, f"holds {len(source.scans)} images, not one cloud", "build a dataset of them")
+    return source.scans[0]
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files that `opened` reads: for images, that of their labels too. Raises DataError without one."""
+    from . import idx
+
+    return (path, idx.labels_of(path)) if _is_images(_signature(path)) else (path,)
+
+
+def opened(path: Path) -> Source:
+    """Read a LAS, LAZ, NPY or IDX file whole, with every field it has.
 
     Fields keep their name, type and values; ``red``, ``green``, ``blue`` become ``rgb`` (n, 3). `storable`
     brings those that are kept to a type that can be stored.
     Raises DataError, one line with the file and the cause, for whatever is no whole file of points.
     """
-    from . import las, npy
+    from . import idx, las, npy
 
     readers: dict[bytes, Callable[[Path], Scan]] = {b"LASF": las.read, b"\x93NUM": npy.read}
+    signature = _signature(path)
+    if _is_images(signature):
+        return Source(idx.read(path), True, files_of(path))
+    reader = readers.get(signature)
+    if reader is None:
+        cause = f"is neither LAS/LAZ nor NPY nor IDX (it starts with {signature!r})"
+        raise DataError(path, cause, "convert it")
+    scan = reader(path)
+    whole = Scan(np.ascontiguousarray(scan.xyz, np.float64), _join_colours(scan.fields))
+    return Source([whole], False, (path,))
+
+
+def _is_images(signature: bytes) -> bool:
+    """Whether a file is read as images: bytes in IDX format, or what is compressed."""
+    from . import idx
+
+    return signature.startswith((idx.MAGIC, idx.GZIP))
+
+
+def _signature(path: Path) -> bytes:
+    """The first four bytes. Raises DataError where there are none."""
     if path.exists() and not path.is_file():
         raise DataError(path, "is no file", "name a file of points")
     try:
@@ -42,11 +95,7 @@ def read(path: Path) -> Scan:
         raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
     if not signature:
         raise DataError(path, "is empty", "copy it again")
-    reader = readers.get(signature)
-    if reader is None:
-        raise DataError(path, f"is neither LAS/LAZ nor NPY (it starts with {signature!r})", "convert it")
-    scan = reader(path)
-    return Scan(np.ascontiguousarray(scan.xyz, np.float64), _join_colours(scan.fields))
+    return signature
 
 
 def _join_colours(fields: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,7 @@ import pytest
 from tamis.errors import DataError, TamisError, UsageError
 from tamis.files import locked
 from tamis.metrics import BUILD, FIGURES, Meter
-from tamis.pipelines import assemble
+from tamis.pipelines import finish
 from tamis.pipelines.build import DataSettings, build
 from tamis.pipelines.splits import BlocksSplit, FilesSplit
 from tamis.pipelines.tiles import TileSettings
@@ -246,7 +246,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 def test_samples_of_one_id_stop_the_build(
     settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assemble, "sample_id", lambda _source, tile: tile)
+    monkeypatch.setattr(finish, "sample_id", lambda _source, tile: tile)
     with pytest.raises(DataError, match="has the same id as"):
         build(settings, tmp_path)
 

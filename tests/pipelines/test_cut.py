@@ -178,3 +178,20 @@ def test_splits_share_no_ground_and_lose_no_evaluated_point(seed: int) -> None:
     assert min(len(piece.rows) for piece in pieces if piece.split == "train") >= 15
     assert min(len(piece.rows) for piece in pieces if piece.split != "train") < 15
     assert len({piece.tile for piece in pieces}) == len(pieces)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.float32])
+def test_class_numbers_are_those_of_a_search_class_by_class(dtype: type) -> None:
+    rng = np.random.default_rng(np.dtype(dtype).itemsize)
+    codes: np.ndarray = rng.integers(0, 12, 200).astype(dtype)
+    if dtype is np.float32:
+        codes[::7] += 0.5
+        codes[3] = np.nan
+    classes = {"b": [9, 2], "a": [5], "far": [2**40, -7], "c": [11, 0]}
+    expected = np.full(len(codes), -1, np.int32)
+    for number, wanted in enumerate(classes.values()):
+        expected[np.isin(codes, wanted)] = number
+    found = class_numbers(codes, classes)
+    assert found.dtype == np.int32
+    assert np.array_equal(found, expected)
+    assert class_numbers(codes[:0], classes).shape == (0,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tamis.pipelines.build import DataSettings, build
+from tamis.pipelines.settings import TextSettings
 from tamis.pipelines.verify import verify
 
 # A process of its own that forks: each child goes on with the build until it is killed.
@@ -51,10 +53,15 @@ for cut in range(60):
 """
 
 
+@pytest.mark.parametrize("kind", ["scans", "texts"])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_killed_build_goes_on_to_the_same_bytes(
-    settings: DataSettings, tmp_path: Path, digests: Callable[[Path], dict[str, str]], seed: int
+    settings: DataSettings, tmp_path: Path, digests: Callable[[Path], dict[str, str]], seed: int, kind: str
 ) -> None:
+    if kind == "texts":
+        for number in range(4):
+            (tmp_path / f"{number}.txt").write_bytes(os.urandom(100_000))
+        settings = DataSettings(root=tmp_path, files=["*.txt"], text=TextSettings(length=2048), shard_mb=1)
     build(settings, tmp_path / "uncut")
     done = subprocess.run(
         [

@@ -1,11 +1,26 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from tamis.pipelines import statistics
 from tamis.pipelines.records import Field
 from tamis.pipelines.statistics import Moments
+
+
+def test_only_the_rows_for_percentiles_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "KEPT", 1000)
+    parts, rows = 20, 50_000
+    moments = Moments(Field(np.dtype("f4"), 1, "none"), parts * rows)
+    tracemalloc.start()
+    for part in range(parts):
+        moments.add(np.full(rows, part, np.float32))
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 8 * rows
+    assert moments.figures().max == [parts - 1]
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("u2", 1), ("f8", 1), ("f4", 3), ("i4", 2)])
