@@ -103,13 +103,20 @@ def stream(
 ) -> None:
     """Shards to batches as training gets them, with the stage table; live on a terminal."""
     from .config import check
-    from .pipelines.dataset import folder_of
+    from .pipelines.dataset import Dataset
     from .trainer.settings import Settings
     from .trainer.stream import stream as read
 
     path = Path(config)
     if path.is_dir() and not (path / "config.toml").is_file():  # a dataset alone: read with the defaults
-        values = {"name": path.resolve().name, "data": {"path": str(folder_of(path))}, "loader": {}}
+        dataset = Dataset(path)
+        kind = "points" if dataset.schema else "tokens"
+        values = {
+            "name": path.resolve().name,
+            "data": {"path": str(dataset.path)},
+            "loader": {},
+            "model": {"kind": kind},
+        }
         settings, folder = check(values, Settings, overrides or [], where=config), path
     else:
         settings, folder = _settings(config, out, overrides)
@@ -117,10 +124,29 @@ def stream(
 
 
 @app.command(epilog="Example: tamis train quickstart --out runs/first --set trainer.lr=1e-3")
-def train(config: Config, out: Out = None, overrides: Overrides = None) -> None:
+def train(
+    config: Config,
+    out: Out = None,
+    overrides: Overrides = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Trace a few steps of each rank, to DIR/profile/rank-N.json.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what each rank would hold, do and send; start nothing.")
+    ] = False,
+) -> None:
     """The whole way: build if needed, stream, train, evaluate, report. Run again to continue."""
     from .trainer.launch import train as run
+    from .trainer.profile import VARIABLE
 
+    if dry_run:
+        from .trainer.dry_run import planned_task, text
+
+        settings, folder = _settings(config, out, overrides)
+        typer.echo(text(settings, planned_task(settings, folder)))
+        return
+    if profile:
+        os.environ[VARIABLE] = "1"  # every rank inherits it
     _tell_how_far_it_is()
     settings, folder = _settings(config, out, overrides)
     run(settings, folder)
@@ -177,6 +203,19 @@ def loader(
     with TemporaryDirectory(prefix="tamis-bench-") as temporary:
         report = run(folder or Path(temporary), envs or DEFAULT.expanduser(), only=only or (), out=json)
     typer.echo(render(report))
+
+
+@bench.command("trainer", epilog="Example: tamis bench trainer --json trainer.json")
+def bench_trainer(
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write every row to this file.")
+    ] = None,
+) -> None:
+    """The training loop beside a plain one, Lightning, accelerate, HF Trainer; two ranks beside one."""
+    from .bench.trainer import render, run
+
+    _tell_how_far_it_is()
+    typer.echo(render(run(json)))
 
 
 def _settings(config: str, out: Path | None, overrides: list[str] | None) -> tuple[Settings, Path]:

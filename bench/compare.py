@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -158,15 +158,19 @@ def render(report: Report) -> str:
             rows = [r for r in report["rows"] if (r["set"], r["delivery"]) == (name, delivery)]
             if rows:
                 lines += ["", f"set {name}, delivery {delivery}", *_table(rows)]
-    lines += ["", *(f"{name}: {text}" for name, text in ABOUT.items())]
-    lines += ["", f"{'figure':60} {'wanted':>8} {'got':>8}"]
-    for figure in figures(report):
+    lines += ["", *(f"{name}: {text}" for name, text in ABOUT.items()), "", *table(figures(report))]
+    return "\n".join(lines[1:])
+
+
+def table(figures: Iterable[Figure]) -> Iterator[str]:
+    """Lines of what is wanted and what was got."""
+    yield f"{'figure':60} {'wanted':>8} {'got':>8}"
+    for figure in figures:
         wanted = f">= {figure.least:g}" if figure.least else f"<= {figure.most:g}" if figure.most else "-"
         got = "-" if figure.got is None else f"{figure.got:.2f}"
         verdict = "" if figure.holds else "   missed" if figure.got is not None else "   not measured"
         beside = f"   ({figure.beside})" if figure.beside else ""
-        lines.append(f"{figure.what:60} {wanted:>8} {got:>8}{verdict}{beside}")
-    return "\n".join(lines[1:])
+        yield f"{figure.what:60} {wanted:>8} {got:>8}{verdict}{beside}"
 
 
 def _table(rows: list[Row]) -> Iterable[str]:

@@ -59,11 +59,12 @@ class Running:
 
 
 def start(
-    python: str, job: Mapping[str, Any], cache: Path, environment: Mapping[str, str] | None = None
+    python: str, job: Mapping[str, Any], cache: Path | None, environment: Mapping[str, str] | None = None
 ) -> Running:
     """Start ``job`` under an interpreter that need not have tamis installed.
 
-    ``cache``: a folder for bytecode, without which each job could spend seconds on compiling its imports.
+    ``cache``: a folder for bytecode, where the interpreter cannot keep that beside its modules: without it
+    each job could spend seconds on compiling its imports.
     """
     folder = tempfile.TemporaryDirectory(prefix="tamis-bench-")
     path = Path(folder.name)
@@ -73,7 +74,7 @@ def start(
     ours = {
         processes.MARK: mark,
         "PYTHONPATH": str(path),
-        "PYTHONPYCACHEPREFIX": str(cache / "bytecode"),
+        **({"PYTHONPYCACHEPREFIX": str(cache / "bytecode")} if cache else {}),
         **(environment or {}),
     }
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

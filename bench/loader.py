@@ -102,20 +102,24 @@ def _begun(out: Path | None, names: set[str]) -> Report:
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(out, f"is no report of this benchmark ({error})", "name another --json") from None
         return report
-    machine: dict[str, Any] = {
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
     return {
-        **machine,
+        **machine(),
         "about": ABOUT,
         "versions": {},
         "rows": [],
         "readers": [],
         "sampling": {},
         "figures": [],
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What a benchmark runs on."""
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
     }
 
 

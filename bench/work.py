@@ -20,8 +20,10 @@ from .measure import measure
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Write a peer's files, measure it with one of its settings, or make a comparison of `sampling`."""
+    """Write a peer's files, measure it with one of its settings, or compare as `sampling` or `loops` do."""
     folder = Path(job["folder"])
+    if job["task"] == "loops":
+        return dict(getattr(import_module("tamis.bench.loops"), job["name"])(**job["size"]))
     if job["task"] == "sampling":
         compare = getattr(import_module("tamis.bench.sampling"), job["name"])
         return dict(compare(folder, **job["sizes"]))

@@ -13,26 +13,32 @@ from .model_settings import CloudSettings, TokenSettings
 from .settings import Settings
 from .tasks import Classification, NextToken, Segmentation, Task, TaskState, task_of
 
+_LEGEND = """\
+state: parameters, gradients and the optimiser's; gathered: what is whole for a while of what is sharded;
+GFLOP, and MB sent along each axis: of a step at {k} rows a sample"""
+
 
 def text(settings: Settings, task: Task) -> str:
-    """The estimates as a table, one line a rank."""
+    """The estimates as a table, one line a rank, of the axes that have more than one."""
     estimator = Estimator(settings, task)
     ranks, layout = estimator.ranks(), settings.layout
-    axes = [axis for axis in AXES if any(axis in r.wire_bytes for r in ranks)]
-    head = ["rank", *AXES, "blocks", "parameters", *(f"{name} MB" for name in ranks[0].memory), "GFLOP"]
-    rows = [[*head, *(f"{axis} sent MB" for axis in axes)]]
+    axes = [axis for axis, size in zip(AXES, estimator.sizes, strict=True) if size > 1]
+    head = ["rank", *axes, "blocks", "parameters", "state MB", "gathered MB", "activations MB", "GFLOP"]
+    rows = [[*head, *(f"{axis} MB" for axis in axes)]]
     for r in ranks:
-        row = [str(r.rank), *map(str, r.place.values()), _ranges(r.blocks), f"{r.parameters:,}"]
-        row += [f"{value / 1e6:.2f}" for value in r.memory.values()]
+        state = sum(r.memory[name] for name in ("parameters", "gradients", "optimiser"))
+        held = [state, r.memory["gathered"], r.memory["activations"]]
+        row = [str(r.rank), *(str(r.place[axis]) for axis in axes), _ranges(r.blocks), f"{r.parameters:,}"]
+        row += [f"{value / 1e6:.2f}" for value in held]
         row += [f"{r.flops / 1e9:.2f}", *(f"{r.wire_bytes.get(axis, 0.0) / 1e6:.3f}" for axis in axes)]
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
     whole = sum(p.held(1, 0) for part in estimator.parts for p in parameters_of(task, part, 1, 0))
-    told = f"{layout.ranks} ranks, {whole:,} parameters; of a step at {estimator.k} rows a sample:"
+    told = f"{layout.ranks} rank(s), {whole:,} parameters"
     if layout.pp > 1:
-        told += f" {layout.schedule} over {layout.parts} microbatches, bubble {estimator.bubble():.1%};"
-    return "\n".join([told[:-1], *lines])
+        told += f"; {layout.schedule} over {layout.parts} microbatches, bubble {estimator.bubble():.1%}"
+    return "\n".join([told, *lines, _LEGEND.format(k=estimator.k)])
 
 
 def planned_task(settings: Settings, out: Path) -> Task:

@@ -22,7 +22,7 @@ from .mesh import AXES, Mesh
 from .models.trunk import Part, new_trunk
 from .parallel.pipeline import own_stages
 from .parallel.rows import Rows
-from .parallel.schedules import SPLIT, Action, Actions, Kind, actions
+from .parallel.schedules import Action, Actions, Kind, actions
 from .parallel.simulate import simulate
 from .parallel.tensor import PLACEMENTS
 from .parallel.wire import sent
@@ -219,9 +219,8 @@ class Estimator:
             found["pp"] += ends * layout.parts * row * w // tp
 
             # Rows are gathered and scattered around attention and perceptron, forward and backward; what is
-            # recomputed, once for I and once for W, stops short of the last time.
-            again = 0 if self.recompute == "none" else 2 if layout.schedule in SPLIT and stage > 0 else 1
-            moves = (8 + 3 * again) * len(part.blocks) + 2 * (part.first + part.last)
+            # recomputed stops short of the last time.
+            moves = (8 if self.recompute == "none" else 11) * len(part.blocks) + 2 * (part.first + part.last)
             found["tp"] += sent("all_gather", layout.parts * moves * row * w, tp)
             if part.last:  # a maximum and two sums over the classes of each row
                 found["tp"] += sent("all_reduce", layout.parts * 3 * _BYTES * self._scored(), tp)

@@ -132,7 +132,13 @@ def refusals(
         yield f"trainer.points {trainer.points} is not a multiple of {multiple}, by which {whole} divide it"
     if layout.pp > 1:
         told = refusal(
-            layout.schedule, layout.pp, layout.parts, model.depth, layout.reshards and layout.shard > 1
+            layout.schedule,
+            layout.pp,
+            layout.parts,
+            model.depth,
+            layout.reshards and layout.shard > 1,
+            trainer.recompute,
+            trainer.compile,
         )
         if told:
             yield told

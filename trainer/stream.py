@@ -24,12 +24,12 @@ _REFRESHES = 4  # a second
 class Rates:
     """What has been read, as a table and a line, from the first batch on: before that is start-up."""
 
-    def __init__(self, clouds: int, meter: Meter) -> None:
-        self._clouds, self._meter = clouds, meter
+    def __init__(self, samples: int, unit: str, meter: Meter) -> None:
+        self._wanted, self._unit, self._meter = samples, unit, meter
         self._opened_s = time.perf_counter()
         self._start_s = self._stop_s = 0.0
-        self._count = self._samples = self._points = self._size = 0
-        self._first = f"waiting for the first batch of {clouds} clouds"
+        self._count = self._samples = self._rows = self._size = 0
+        self._first = f"waiting for the first batch of {samples} samples"
 
     def add(self, batch: Batch) -> None:
         """A batch has come."""
@@ -37,12 +37,14 @@ class Rates:
         if not self._start_s:
             self._start_s, self._before = now_s, self._meter.table.copy()
             waited_s = now_s - self._opened_s
-            self._first = f"first batch of {self._clouds} clouds of {batch.k} points after {waited_s:.2f} s"
+            self._first = (
+                f"first batch of {self._wanted} samples of {batch.k} {self._unit} after {waited_s:.2f} s"
+            )
             return
         samples = int(batch.weight.sum())
         self._count += 1
         self._samples += samples
-        self._points += samples * batch.k
+        self._rows += samples * batch.k
         self._size += sum(column.nbytes for column in batch.columns.values())
 
     def stop(self) -> None:
@@ -58,7 +60,8 @@ class Rates:
         return (
             f"{render(rows, limiting_stage(rows))}\n\n"
             f"{self._first}, {self._count} more in {wall_s:.2f} s: "
-            f"{self._samples / wall_s:.1f} samples/s, {self._points / wall_s / 1e6:.2f} million points/s, "
+            f"{self._samples / wall_s:.1f} samples/s, "
+            f"{self._rows / wall_s / 1e6:.2f} million {self._unit}/s, "
             f"{self._size / wall_s / 1e6:.1f} MB/s"
         )
 
@@ -70,7 +73,7 @@ def stream(settings: Settings, path: Path, steps: int | None, console: Console |
     wiped at the end.
     """
     dataset, meter = Dataset(path), Meter(STREAM)
-    rates = Rates(settings.loader.batch, meter)
+    rates = Rates(settings.loader.batch, settings.model.unit, meter)
     with (
         loader_of(settings, dataset, meter, epochs=1 if steps is None else None) as loader,
         _live(console, rates) if console else nullcontext(),

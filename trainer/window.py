@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,13 @@ class Window:
 
     def _begin(self) -> None:
         self._before, self._start_s = self._meter.table.copy(), time.perf_counter()
-        self._done: Counter[str] = Counter()
+        self._done: dict[str, int] = {"steps": 0}
 
     def count(self, **done: int) -> None:
         """A step is done, with so many ``samples``, ``points``, ... over all ranks."""
-        self._done.update(done, steps=1)
+        self._done["steps"] += 1
+        for name, number in done.items():  # every step: a Counter would take ten times as long
+            self._done[name] = self._done.get(name, 0) + number
 
     def take(self, gather: Gather = lambda value: [value]) -> dict[str, Any]:
         """What was done since the last call, as a part of a row; every rank calls this.

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis.samplers.curve import serialise
-from tamis.trainer.evaluate import confusion_matrix, cross_entropy, figures, partition, predict_points
+from tamis.trainer.evaluate import confusion_matrix, cross_entropy, figures
+from tamis.trainer.tasks.points import partition, predict_points
 
 
 @settings(deadline=None)

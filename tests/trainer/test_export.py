@@ -17,7 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tamis.config import check
 from tamis.errors import DataError, UsageError
 from tamis.metrics import TRAIN, Meter
+from tamis.pipelines.dataset import Dataset
+from tamis.trainer import loop
 from tamis.trainer.export import Exporter, ReportSettings, metric_name
+from tamis.trainer.mesh import Mesh, alone
 from tamis.trainer.window import Window
 
 Make = Callable[..., Any]
@@ -233,3 +236,55 @@ def test_a_window_of_several_ranks_tells_each(tmp_path: Path) -> None:
         exporter.write({"step": 0, **found})
     told = samples((tmp_path / "metrics.prom").read_text())
     assert told["tamis_train_rank_forward_ratio", "1"] == pytest.approx(forward[1])
+
+
+def rows_of(out: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / name).read_text().splitlines()]
+
+
+def test_a_run_exports_what_it_logs(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
+    settings = run_settings(checkpoint_steps=0).model_copy(update={"report": ReportSettings(every=3)})
+    out = tmp_path / "run"
+    out.mkdir()
+    loop.run(settings, dataset, out, alone(), 0.0)
+    rows, steps = rows_of(out), rows_of(out, "steps.jsonl")
+    assert [found["step"] for found in rows] == [2, 5, 7]
+    for found in rows:
+        logged = steps[found["step"]]
+        assert {key: found[key] for key in ("epoch", "loss", "lr", "grad_norm", "k")} == {
+            key: logged[key] for key in ("epoch", "loss", "lr", "grad_norm", "k")
+        }
+        assert found["points_per_s"] == pytest.approx(32 * found["samples_per_s"])
+        assert found["stages"]["train.step"]["busy_fraction"] > 0
+        assert found["ranks"].keys() == {"0"}
+        assert sum(share for name, share in found["ranks"]["0"].items() if name.endswith("fraction")) < 1.01
+    told = samples((out / "metrics.prom").read_text())
+    assert told["tamis_train_step", ""] == 7
+    assert told["tamis_train_loss", ""] == steps[7]["loss"]
+
+
+def test_only_the_first_of_several_ranks_exports_and_tells_of_all(
+    run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
+) -> None:
+    settings = run_settings(checkpoint_steps=0)
+
+    def work(mesh: Mesh) -> None:
+        loop.run(settings, dataset, tmp_path, mesh, 0.0)
+
+    run_ranks(2, work)
+    (found,) = rows_of(tmp_path)
+    assert found["step"] == 7
+    assert found["ranks"].keys() == {"0", "1"}
+    assert all(rank["forward_fraction"] > 0 for rank in found["ranks"].values())
+    # Rates are of the global batch.
+    whole = sum(line["samples"] for line in rows_of(tmp_path, "steps.jsonl"))
+    assert found["samples_per_s"] / found["steps_per_s"] == pytest.approx(whole / 8)
+
+
+def test_a_port_that_is_taken_is_told_before_the_first_step(
+    run_settings: Make, dataset: Dataset, tmp_path: Path, taken_port: int
+) -> None:
+    settings = run_settings().model_copy(update={"report": ReportSettings(prometheus_port=taken_port)})
+    with pytest.raises(UsageError, match=f"report.prometheus_port = {taken_port}"):
+        loop.run(settings, dataset, tmp_path, alone(), 0.0)
+    assert not (tmp_path / "checkpoints").exists()

@@ -8,6 +8,7 @@ import laspy
 import numpy as np
 import pytest
 
+from tamis.config import dumps
 from tamis.errors import DataError, UsageError
 from tamis.trainer.launch import train
 from tamis.trainer.predict import predict
@@ -127,6 +128,14 @@ def test_a_run_without_a_checkpoint_is_refused(run: Path, other: Path, tmp_path:
     for path in (run / "checkpoints").iterdir():
         path.rename(tmp_path / path.name)
     with pytest.raises(DataError, match="holds no checkpoint yet"):
+        predict(run, other, tmp_path / "out.laz")
+
+
+def test_a_run_that_learned_no_points_is_refused(other: Path, settings_of: Make, tmp_path: Path) -> None:
+    run = tmp_path / "run of texts"
+    run.mkdir()
+    (run / "config.toml").write_text(dumps(settings_of(model={"kind": "tokens"})))
+    with pytest.raises(UsageError, match=r"was trained with model\.kind = tokens"):
         predict(run, other, tmp_path / "out.laz")
 
 

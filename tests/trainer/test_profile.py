@@ -2,15 +2,23 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tamis import cli
 from tamis.metrics import TRAIN, Meter
-from tamis.trainer import profile
+from tamis.pipelines.dataset import Dataset
+from tamis.trainer import loop, profile
+from tamis.trainer.mesh import Mesh
 from tamis.trainer.profile import profiled
+
+Make = Callable[..., Any]
 
 
 @pytest.fixture
@@ -74,3 +82,29 @@ def test_a_step_that_fails_leaves_the_meter_as_it_was(wanted: None, tmp_path: Pa
         next_step()
         raise ZeroDivisionError
     assert meter.annotate is None
+
+
+def test_each_rank_of_a_run_leaves_its_trace(
+    wanted: None, run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
+) -> None:
+    def work(mesh: Mesh) -> None:
+        loop.run(run_settings(), dataset, tmp_path, mesh, 0.0)
+
+    run_ranks(2, work)
+    assert {path.name for path in (tmp_path / "profile").iterdir()} == {"rank-0.json", "rank-1.json"}
+    for path in (tmp_path / "profile").iterdir():
+        names = [event.get("name") for event in json.loads(path.read_text())["traceEvents"]]
+        for stage in ("train.wait", "train.h2d", "train.forward", "train.backward", "train.step"):
+            assert names.count(stage) >= profile.ACTIVE, stage
+        assert any(str(name).startswith("gloo:all_reduce") for name in names)
+
+
+@pytest.mark.parametrize("flags", [[], ["--profile"]])
+def test_the_flag_is_told_through_the_environment(monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+    told = []
+    monkeypatch.setenv(profile.VARIABLE, "0")
+    monkeypatch.setattr("tamis.trainer.launch.train", lambda *_: told.append(profile.wanted()))
+    monkeypatch.setattr(sys, "argv", ["tamis", "train", "quickstart", *flags])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert told == [bool(flags)]

@@ -34,18 +34,18 @@ class Seen(PipelineStage):
 
     seen: list[Action]
 
-    def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
-        self.seen.append(Action("F", self.stage_index, chunk))
-        return super().forward_one_chunk(chunk, *args, **kwargs)
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        self.seen.append(Action("F", self.stage_index, fwd_chunk_id))
+        return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
-    def backward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
-        whole = kwargs.get("full_backward", True)
-        self.seen.append(Action("B" if whole else "I", self.stage_index, chunk))
-        return super().backward_one_chunk(chunk, *args, **kwargs)
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        whole = options.get("full_backward", True)
+        self.seen.append(Action("B" if whole else "I", self.stage_index, bwd_chunk_id))
+        return super().backward_one_chunk(bwd_chunk_id, *args, **options)
 
-    def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
-        self.seen.append(Action("W", self.stage_index, chunk))
-        return super().backward_weight_one_chunk(chunk, *args, **kwargs)
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        self.seen.append(Action("W", self.stage_index, bwd_chunk_id))
+        return super().backward_weight_one_chunk(bwd_chunk_id, *args, **options)
 
 
 def run_live(_: Any, names: tuple[ScheduleName, ...], most: int) -> list[tuple[Any, ...]]:
@@ -126,6 +126,26 @@ def test_what_is_refused(
     assert message is not None
     assert why in message
     assert name in message
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"recompute": "selective"}, "trainer.recompute to none"),
+        ({"recompute": "full"}, "trainer.recompute to none"),
+        ({"compiled": True}, "trainer.compile to false"),
+    ],
+)
+def test_only_whole_backward_passes_are_recomputed_or_compiled(
+    name: ScheduleName, options: dict[str, Any], why: str
+) -> None:
+    message = refusal(name, 2, 4, 8, False, **options)
+    if name in ("zero_bubble", "zbv"):
+        assert message is not None
+        assert why in message
+    else:
+        assert message is None
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,9 @@ def test_the_kind_of_a_model_chooses_its_settings(settings_of: Any) -> None:
 
 def test_points_must_fill_windows(settings_of: Any) -> None:
     assert isinstance(settings_of(), Settings)
-    with pytest.raises(UsageError, match=r"trainer\.points 40 is not a multiple of 32, by which model\.window"):
+    with pytest.raises(
+        UsageError, match=r"trainer\.points 40 is not a multiple of 32, by which model\.window"
+    ):
         settings_of(trainer={"points": 40, "steps": 1}, model={"window": 32})
 
 

@@ -20,7 +20,9 @@ from tamis import cli
 from tamis.errors import DataError
 from tamis.loaders.loader import Loader, LoaderSettings
 from tamis.metrics import STREAM, Meter, stage_rows
+from tamis.pipelines.build import build
 from tamis.pipelines.dataset import Dataset
+from tamis.pipelines.settings import DataSettings, TextSettings
 from tamis.trainer.feed import loader_of
 from tamis.trainer.settings import Settings
 from tamis.trainer.stream import stream
@@ -30,7 +32,7 @@ Make = Callable[..., Settings]
 
 def test_the_table_tells_what_was_read(run_settings: Make, dataset: Dataset) -> None:
     text = stream(run_settings(), dataset.path, 3)
-    assert "first batch of 5 clouds of 32 points" in text
+    assert "first batch of 5 samples of 32 points" in text
     assert "2 more in" in text
     assert "limiting stage: stream." in text
     assert "\x1b" not in text
@@ -38,7 +40,7 @@ def test_the_table_tells_what_was_read(run_settings: Make, dataset: Dataset) -> 
 
 def test_one_batch_has_no_rate(run_settings: Make, dataset: Dataset) -> None:
     assert re.fullmatch(
-        r"first batch of 5 clouds of 32 points after [\d.]+ s", stream(run_settings(), dataset.path, 1)
+        r"first batch of 5 samples of 32 points after [\d.]+ s", stream(run_settings(), dataset.path, 1)
     )
 
 
@@ -55,8 +57,23 @@ def test_a_dataset_alone_can_be_streamed(
         cli.main()
     assert not exit.value.code
     out = capsys.readouterr().out
-    assert "first batch of 3 clouds" in out
+    assert "first batch of 3 samples" in out
     assert "\x1b" not in out
+
+
+def test_texts_are_streamed_by_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"some words, " * 50)
+    build(DataSettings(root=tmp_path, text=TextSettings(length=64)), tmp_path / "run")
+    sets = ["--set", "loader.batch=3", "--set", "trainer.points=64"]
+    monkeypatch.setattr(sys, "argv", ["tamis", "stream", str(tmp_path / "run"), "--steps", "2", *sets])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert not exit.value.code
+    out = capsys.readouterr().out
+    assert "first batch of 3 samples of 64 tokens" in out
+    assert "million tokens/s" in out
 
 
 def test_a_terminal_shows_the_table_while_batches_come(

@@ -189,7 +189,9 @@ def test_the_next_token_depends_on_what_came_before_in_the_document_alone(seed: 
 
 def test_a_dataset_without_tokens_or_training_samples_is_refused() -> None:
     manifest = SimpleNamespace(annotations=[])
-    dataset: Any = SimpleNamespace(path="there", schema={"xyz": None}, manifest=manifest, splits={"train": []})
+    dataset: Any = SimpleNamespace(
+        path="there", schema={"xyz": None}, manifest=manifest, splits={"train": []}
+    )
     with pytest.raises(DataError, match="there: has no tokens"):
         task_of(TokenSettings(), dataset)
     dataset.splits = {"test": []}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tamis.trainer.mesh import Mesh
@@ -33,6 +33,12 @@ def found(wire: Wire) -> Found:
     return {key: (t.calls, t.payload_bytes, t.wire_bytes) for key, t in wire.traffic.items()}
 
 
+def everyone() -> str:
+    """The name of the group of all ranks."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.group_name
+
+
 def collectives(_: Any, n: int) -> tuple[Found, bool]:
     """Every collective once, over all ranks, of tensors of n elements."""
     world = dist.get_world_size()
@@ -46,7 +52,7 @@ def collectives(_: Any, n: int) -> tuple[Found, bool]:
         dist.reduce(x, 0)
         dist.all_to_all_single(torch.empty(world * n), whole)
         dist.gather(x, [torch.empty(n) for _ in range(world)] if dist.get_rank() == 0 else None)
-        dist.scatter(x, list(whole.split(n)) if dist.get_rank() == 0 else None)
+        dist.scatter(x, list(whole.view(world, n)) if dist.get_rank() == 0 else None)
         dist.barrier()
     waited = all(t.wait_s > 0 for (_, operation), t in wire.traffic.items())
     dist.all_reduce(x)  # no longer counted
@@ -76,7 +82,7 @@ def data_parallel(_: Any, microbatches: int) -> list[Found]:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 3)))
     counts = []
     for _ in range(4):
-        with Wire({dist.group.WORLD.group_name: "dp_replicate"}) as wire:
+        with Wire({everyone(): "dp_replicate"}) as wire:
             with model.no_sync():
                 for _ in range(microbatches - 1):
                     model(torch.ones(2, 10)).sum().backward()
@@ -98,7 +104,7 @@ def sharded(_: Any, reshard: bool) -> Found:
     for layer in model:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-    names = {mesh.get_group(axis).group_name: axis for axis in ("dp_replicate", "dp_shard")}
+    names: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in ("dp_replicate", "dp_shard")}
     model(torch.ones(2, 10)).sum().backward()
     with Wire(names) as wire:
         model(torch.ones(2, 10)).sum().backward()
@@ -128,12 +134,14 @@ def tensor_parallel(mesh: Mesh) -> tuple[Found, Found, Found]:
 
     shared = distribute_tensor(torch.ones(4, 6), mesh.devices["tp"], [Shard(0)])
     with Wire(axes) as operator:
-        torch.cumsum(shared, 0).redistribute(placements=[Replicate()]).to_local()
+        total = torch.cumsum(shared, 0)
+        assert isinstance(total, DTensor)
+        total.redistribute(placements=[Replicate()]).to_local()
 
     rows = Rows(mesh.group("tp"), 2, mesh.index("tp"))
     x = torch.ones(2, 4, 5, requires_grad=True)  # this rank's 4 of 8 rows
     with Wire(axes) as ours:
-        rows.scattered(rows.gathered(x)).sum().backward()
+        torch.autograd.backward(rows.scattered(rows.gathered(x)).sum())
     return found(torchs), found(operator), found(ours)
 
 
@@ -156,13 +164,14 @@ def pipeline(_: Any, microbatches: int) -> dict[str, tuple[int, int, float]]:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return (output - target).square().sum()
 
-    schedule = Schedule1F1B(stage, microbatches, loss, scale_grads=False)
+    schedule: Any = Schedule1F1B(stage, microbatches, loss, scale_grads=False)
     x = torch.ones(2 * microbatches, 10)
-    step: Callable[[], Any] = lambda: schedule.step(  # noqa: E731
-        *((x,) if rank == 0 else ()), **({"target": x} if rank == world - 1 else {})
-    )
+
+    def step() -> None:
+        schedule.step(*((x,) if rank == 0 else ()), **({"target": x} if rank == world - 1 else {}))
+
     step()  # agrees on shapes
-    with Wire({dist.group.WORLD.group_name: "pp"}) as wire:
+    with Wire({everyone(): "pp"}) as wire:
         step()
     return {axis: (t.calls, t.payload_bytes, t.wire_bytes) for axis, t in wire.by_axis().items()}
 

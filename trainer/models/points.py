@@ -65,10 +65,10 @@ class Rotary(nn.Module):
         self.frequencies = [2 * math.pi / math.exp(short + (long - short) * step) for step in steps]
 
     def forward(self, xyz: Tensor) -> Tensor:
-        """Rotations, complex64 (b, k, head width / 2) of size 1, of positions float32 (b, k, 3)."""
+        """Cosine and sine, float32 (b, k, head width / 2, 2), of the turn at positions float32 (b, k, 3)."""
         angles = (xyz.unsqueeze(-1) * xyz.new_tensor(self.frequencies)).flatten(-2)
         angles = functional.pad(angles, (0, self.left))
-        return torch.polar(torch.ones_like(angles), angles)
+        return torch.stack([angles.cos(), angles.sin()], -1)
 
 
 class MeanPool(nn.Module):

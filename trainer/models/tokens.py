@@ -26,7 +26,7 @@ class CausalSight(nn.Module):
         k = document.shape[1]
         place = torch.arange(k, device=document.device, dtype=torch.float32)
         angles = place.unsqueeze(1) * place.new_tensor(self.frequencies)
-        turn = torch.polar(torch.ones_like(angles), angles)[None, :, None]
+        turn = torch.stack([angles.cos(), angles.sin()], -1)[None, :, None]
         if (document == document[:, :1]).all():
             return (View(turn, k, causal=True),)
         same = document.unsqueeze(1) == document.unsqueeze(2)

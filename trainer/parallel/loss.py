@@ -40,7 +40,7 @@ class _SplitCrossEntropy(Function):
     ) -> Tensor:
         each = scores.shape[-1]
         first = rows.index * each
-        filled = max(0, first + each - classes)  # so many at this rank's end are no classes
+        filled = min(each, max(0, first + each - classes))  # so many at this rank's end are no classes
         if filled:
             scores = scores.clone()
             scores[:, each - filled :] = -torch.inf

@@ -94,10 +94,10 @@ def refusal(
             f"{name} computes wrong gradients where parameters are sharded again after the forward pass: "
             "set layout.reshard to false"
         )
-    if name in SPLIT and recompute == "selective":  # torch allows one backward pass over what it kept
+    if name in SPLIT and recompute != "none":  # selective recomputation fails, full starts over each time
         return (
-            f"{name} goes back through each block twice, which selective recomputation does not allow: "
-            "set trainer.recompute to full or none"
+            f"{name} goes back through a block in many steps, each of which would recompute all of it: "
+            "set trainer.recompute to none, or layout.schedule to interleaved"
         )
     if name in SPLIT and compiled:  # a compiled backward pass is one piece
         return f"{name} parts backward passes, which compiled blocks cannot: set trainer.compile to false"
