@@ -120,8 +120,8 @@ def limiting_stage(rows: Sequence[dict[str, Any]]) -> str | None:
     """The stage to improve first.
 
     While training, where waiting for data takes over 5 % of the step: the ``stream.*`` stage with the
-    highest busy share per worker; else the ``train.*`` stage that takes most time, which may be the pipeline's
-    bubble. Without training, the stage with the highest busy share.
+    highest busy share per worker; else the ``train.*`` stage that takes most time, which may be the
+    pipeline's bubble. Without training, the stage with the highest busy share.
     """
     took_s: dict[str, float] = {
         r["stage"]: r["busy_s"] + (r["wait_in_s"] if r["stage"] in _WAITS else 0.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -89,3 +91,24 @@ def test_the_table_names_its_columns_and_the_limit() -> None:
     assert "50.0%" in text[1]
     assert "3.0" in text[1]
     assert text[-1] == "limiting stage: stream.fetch"
+
+
+def test_a_profiler_may_name_the_blocks() -> None:
+    named: list[str] = []
+
+    @contextmanager
+    def annotate(stage: str) -> Iterator[None]:
+        named.append(f"{stage} begins")
+        yield
+        named.append(f"{stage} ends")
+
+    meter = Meter(("a", "b"))
+    meter.annotate = annotate
+    with meter.time("a"), meter.wait("b"):
+        named.append("work")
+    assert named == ["a begins", "b begins", "work", "b ends", "a ends"]
+    meter.annotate = None
+    with meter.time("a"):
+        named.append("unnamed")
+    assert named[-1] == "unnamed"
+    assert meter.table[0, FIGURES.index("items")] == 2

@@ -16,10 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from crc32c import crc32c
 from pydantic import ValidationError
+from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -163,11 +167,27 @@ def load(path: Path, learner: Learner) -> Checkpoint:
     return state
 
 
-def load_model(path: Path, model: Any) -> None:
-    """Bring only a model's parameters in, in one process."""
-    tensors = {"model": get_model_state_dict(model)}
-    _load(tensors, path)
-    set_model_state_dict(model, tensors["model"])
+def load_model(path: Path, model: nn.Module) -> None:
+    """Bring only a model's parameters in, in one process, whatever layout wrote them.
+
+    Raises DataError where the checkpoint holds others.
+    """
+    held = dict(model.named_parameters())
+    with _refusing(path):
+        stored = FileSystemReader(path).read_metadata().state_dict_metadata
+        # Tensor-parallel ranks fill up a vocabulary that they do not divide: room for that, too.
+        shapes = {name: _shape(stored[f"model.{name}"]) for name in held}
+        tensors = {name: p.new_empty(shapes[name]) for name, p in held.items()}
+        _load({"model": tensors}, path)
+        with torch.no_grad():
+            for name, parameter in held.items():
+                parameter.copy_(tensors[name][: len(parameter)])
+
+
+def _shape(stored: Any) -> torch.Size:
+    if not isinstance(stored, TensorStorageMetadata):
+        raise KeyError("a parameter is no tensor")
+    return stored.size
 
 
 def _tensors(learner: Learner) -> dict[str, Any]:
@@ -178,9 +198,14 @@ def _tensors(learner: Learner) -> dict[str, Any]:
 
 
 def _load(tensors: dict[str, Any], path: Path) -> None:
+    with _refusing(path), _one_process_is_enough():
+        state_dict_loader.load(tensors, checkpoint_id=path)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
     try:
-        with _one_process_is_enough():
-            state_dict_loader.load(tensors, checkpoint_id=path)
+        yield
     except (CheckpointException, RuntimeError, KeyError) as error:
         cause = f"does not hold what the model needs ({' '.join(str(error).split())[:200]})"
         raise DataError(path, cause, "train again, or use the configuration it was written with") from None

@@ -14,7 +14,7 @@ from .step import Outcome
 
 news = logging.getLogger(__name__)
 
-NEWS_S = 10.0
+NEWS_S, FLUSH_S = 10.0, 1.0
 
 
 class StepLog:
@@ -30,6 +30,7 @@ class StepLog:
         write_atomic(path, "".join(f"{line}\n" for line in lines[:done]))
         self._file = path.open("a", encoding="utf-8")
         self._steps, self._told_s = steps, time.monotonic()
+        self._flushed_s = 0.0
 
     def write(self, batch: Batch, outcome: Outcome, samples: int, crc: int) -> None:
         """One step: ``samples`` and ``crc`` are of the global batch, see `loop.tally`."""
@@ -45,11 +46,18 @@ class StepLog:
             "crc": crc % 2**32,
         }
         self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        if time.monotonic() > self._told_s + NEWS_S:
-            self._told_s = time.monotonic()
+        now_s = time.monotonic()
+        if now_s > self._flushed_s + FLUSH_S:  # not every step: a system call takes longer than the line
+            self._flushed_s = now_s
+            self._file.flush()
+        if now_s > self._told_s + NEWS_S:
+            self._told_s = now_s
             loss = "no labelled point" if outcome.loss is None else f"loss {outcome.loss:.4f}"
             news.info("step %d of %d: %s", batch.step + 1, self._steps, loss)
+
+    def flush(self) -> None:
+        """Hand what was written to the system: before a checkpoint, whose steps a resumed run keeps."""
+        self._file.flush()
 
     def __enter__(self) -> Self:
         return self

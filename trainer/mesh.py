@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..errors import TamisError, UsageError
+from .memory import keep_freed_memory
 from .settings import LayoutSettings
 
 T = TypeVar("T")
@@ -142,6 +143,8 @@ def joined(layout: LayoutSettings) -> Iterator[Mesh]:
         sizes = f"layout.dp x layout.tp x layout.pp = {layout.dp} x {layout.tp} x {layout.pp}"
         raise UsageError(sizes, f"but {world} ranks were started", "make them equal")
     device = _device(local)
+    if device.type == "cpu":
+        keep_freed_memory()
     if world == 1:
         yield alone(device)
         return

@@ -50,6 +50,11 @@ class Progress:
             if self._exporter:
                 self._exporter.write(self._row(batch, outcome) | figures)
 
+    def flush(self) -> None:
+        """Before a checkpoint: a run that goes on from it keeps the lines of its steps."""
+        if self._lines:
+            self._lines.flush()
+
     def _row(self, batch: Batch, outcome: Outcome) -> dict[str, Any]:
         sent = self.traffic.levels.get(batch.k, {})
         return {

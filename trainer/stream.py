@@ -76,8 +76,10 @@ def stream(settings: Settings, path: Path, steps: int | None, console: Console |
     rates = Rates(settings.loader.batch, settings.model.unit, meter)
     with (
         loader_of(settings, dataset, meter, epochs=1 if steps is None else None) as loader,
-        _live(console, rates) if console else nullcontext(),
+        _live(console, rates) if console else nullcontext() as live,
     ):
+        if live:
+            live.refresh()  # which it does itself only after a while
         for batch in islice(loader, steps):
             rates.add(batch)
         rates.stop()

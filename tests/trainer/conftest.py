@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from tamis.config import check
 from tamis.loaders.loader import Batch
+from tamis.metrics import STREAM, TRAIN, Meter
 from tamis.pipelines.build import build
 from tamis.pipelines.dataset import Dataset
 from tamis.samplers.curve import serialise
-from tamis.metrics import STREAM, TRAIN, Meter
 from tamis.trainer.learner import Learner
 from tamis.trainer.mesh import Mesh, alone, mesh_of
 from tamis.trainer.model_settings import PointSettings
@@ -112,7 +112,7 @@ def new_learner(task: Segmentation) -> Callable[..., Learner]:
 
 @pytest.fixture
 def new_trainer(new_learner: Callable[..., Learner]) -> Callable[..., Trainer]:
-    """``new_trainer(mesh, layout, **trainer)``: steps of a learner on batches of at most 4 clouds a replica."""
+    """``new_trainer(mesh, layout, **trainer)``: steps on batches of at most 4 clouds a replica."""
 
     def make(mesh: Mesh | None = None, layout: LayoutSettings | None = None, **settings: Any) -> Trainer:
         return Trainer(new_learner(mesh, layout, **settings), 4, Meter(STREAM + TRAIN))

@@ -132,11 +132,13 @@ def test_the_state_comes_from_the_dataset() -> None:
 
 def test_a_cloud_has_the_class_of_its_valid_points() -> None:
     task = Classification(CloudSettings(), STATE, FIELDS, "here")
-    label = torch.tensor([[1, 1, 0], [0, 0, -1], [-1, -1, 1], [1, 1, 1]], dtype=torch.int32)
+    label = torch.tensor([[1, 1, 0], [0, 0, -1], [-1, -1, 1], [0, 1, 1]], dtype=torch.int32)
     mask = torch.tensor([[True, True, False], [True] * 3, [True, True, False], [True] * 3])
     found = task.labels({"label": label}, mask, torch.tensor([1.0, 1.0, 1.0, 0.0]))
     assert found.dtype == torch.int64
     assert found.tolist() == [1, 0, -1, -1]
+    with pytest.raises(DataError, match=r"a cloud has points of class 'a' and of class 'b'; .*kind = points"):
+        task.labels({"label": label}, mask, torch.ones(4))
 
 
 SMALL = TokenSettings(vocabulary=10, end=9)

@@ -10,7 +10,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from ...errors import DataError
 from ...pipelines.dataset import Dataset
+from ...pipelines.records import IGNORED
 from ..evaluate import TOGETHER, Answers, own_rows, padded
 from ..mesh import Mesh
 from ..models.points import MeanPool
@@ -25,9 +27,16 @@ class Classification(CloudTask):
     _pool = MeanPool
 
     def labels(self, columns: Tensors, mask: Tensor, weight: Tensor) -> Tensor:
-        """Labels int64 (b,): the highest of a cloud's valid points, all of which have the same."""
-        label = columns["label"].long().where(mask, -1).amax(1)
-        return ignoring(label, (weight > 0) & (label >= 0))
+        """Labels int64 (b,): that of a cloud's valid points. Raises DataError where they have several."""
+        label = columns["label"].long()
+        known = mask & (weight > 0)[:, None] & (label >= 0)
+        highest = label.where(known, IGNORED).amax(1)
+        lowest = label.where(known, self.classes).amin(1)
+        if (mixed := (highest >= 0) & (lowest != highest)).any():
+            names = [self.state.classes[int(one[mixed][0])] for one in (lowest, highest)]
+            cause = f"a cloud has points of class '{names[0]}' and of class '{names[1]}'"
+            raise DataError("the batch", cause, "learn classes of points, with model.kind = points")
+        return ignoring(highest, highest >= 0)
 
     def evaluate(
         self, dataset: Dataset, model: nn.Module, mesh: Mesh, settings: TrainerSettings, out: Path

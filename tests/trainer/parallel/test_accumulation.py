@@ -28,7 +28,7 @@ def exchanges(answer: dict[str, Any]) -> int:
     ids=["ddp", "fsdp", "hsdp", "tp", "pp"],
 )
 def test_four_microbatches_take_a_quarter_of_the_collectives(
-    sizes: dict[str, int], run_ranks: Make, lab: Any
+    sizes: dict[str, Any], run_ranks: Make, lab: Any
 ) -> None:
     """A step of four exchanges as often as one of the fewest; four steps would four times."""
     layout = LayoutSettings(**sizes, microbatches=4)
