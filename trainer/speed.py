@@ -15,7 +15,7 @@ WARM_STEPS = 10  # before the steady state: first touches of memory, allocations
 class Speed:
     """Counts the steps of one rank.
 
-    ``levels``: for each k the ``steps``, the ``bytes`` of all ranks' batches, and ``wall_s``. ``wall_s`` and
+    ``levels``: for each k the ``steps``, ``samples`` and ``bytes`` of all ranks, and ``wall_s``. ``wall_s`` and
     ``cpu_s`` (this process) are of all steps; `samples`, `points`, `steady_samples` (by k), `steady_s` and
     ``steady`` (the meter's table) leave out the first ones.
     """
@@ -32,8 +32,9 @@ class Speed:
         """A step over samples of k rows is done; ``outcome.tally`` begins with their number and bytes."""
         samples, size, *_ = outcome.tally
         wall_s = time.perf_counter() - self._start_s
-        level = self.levels.setdefault(k, {"k": k, "steps": 0, "bytes": 0, "wall_s": 0.0})
+        level = self.levels.setdefault(k, {"k": k, "steps": 0, "samples": 0, "bytes": 0, "wall_s": 0.0})
         level["steps"] += 1
+        level["samples"] += samples
         level["bytes"] += size
         level["wall_s"] += wall_s - self.wall_s
         self.wall_s, self._done = wall_s, self._done + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,9 +36,10 @@ class Cut(Exception):
     """The run is killed here."""
 
 
-def with_layout(settings: Settings, sizes: dict[str, Any]) -> Settings:
+def with_layout(settings: Settings, sizes: dict[str, Any], feeder: str = "inline") -> Settings:
     values = settings.model_dump(mode="json", exclude_none=True)
     values["layout"] |= sizes
+    values["loader"]["feeder"] = feeder
     values["loader"]["ratio"] = RATIO
     return check(values, Settings, where="here")
 
@@ -52,11 +54,15 @@ def test_a_run_on_a_layout_is_that_of_one_process(
 ) -> None:
     """S11, T02: a ratio that rises through three levels; then the same cut in the middle, to the bit."""
     one = with_layout(run_settings(checkpoint_steps=2), {})
-    settings = with_layout(run_settings(checkpoint_steps=2), SIZES[name])
+    # On several ranks batches come from a node's feeder, of which each rank maps the columns it needs.
+    settings = with_layout(run_settings(checkpoint_steps=2), SIZES[name], "node")
+    port = str(20000 + os.getpid() % 20000)  # names the feeder of these ranks
     task = task_of(settings.model, dataset)
 
     def go(mesh: Mesh, settings: Settings, out: Path, cut: int | None = None) -> None:
         out.mkdir(exist_ok=True)
+        if mesh.world > 1:
+            os.environ.update(LOCAL_RANK=str(mesh.rank), LOCAL_WORLD_SIZE=str(mesh.world), MASTER_PORT=port)
         take = Trainer.step
 
         def step(trainer: Trainer, batch: Batch, *args: Any) -> Any:
