@@ -48,14 +48,16 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [*list(SIZES)[:-1], pytest.param("3d", marks=pytest.mark.slow)])
 def test_a_run_on_a_layout_is_that_of_one_process(
     name: str, run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
 ) -> None:
     """S11, T02: a ratio that rises through three levels; then the same cut in the middle, to the bit."""
     one = with_layout(run_settings(checkpoint_steps=2), {})
-    # On several ranks batches come from a node's feeder, of which each rank maps the columns it needs.
-    settings = with_layout(run_settings(checkpoint_steps=2), SIZES[name], "node")
+    # In 3d batches come from a node's feeder, of which each rank maps the columns it needs.
+    feeder = "node" if name == "3d" else "inline"
+    settings = with_layout(run_settings(checkpoint_steps=2), SIZES[name], feeder)
     port = str(20000 + os.getpid() % 20000)  # names the feeder of these ranks
     task = task_of(settings.model, dataset)
 
