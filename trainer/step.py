@@ -102,8 +102,9 @@ class Trainer:
         wanted = self.first or self.last
         labels = task.labels(tensors, mask, tensors["weight"]) if wanted else nothing
         inputs = task.inputs(tensors, mask)
-        missing = self._places - len(mask) if self._parts > 1 else 0
-        if missing:  # microbatches are equal: some get samples once more that do not count
+        equal = self._parts > 1 or self.pipeline is not None  # microbatches, so the last batch of an epoch too
+        missing = self._places - len(mask) if equal else 0
+        if missing:  # some samples come once more, and do not count
             x, inputs = _more(x, missing), {name: _more(value, missing) for name, value in inputs.items()}
             labels = _more(labels, missing)
             labels[len(mask) :] = IGNORED

@@ -27,6 +27,7 @@ RATIO = {"kind": "steps", "start": 0.25, "end": 1.0, "steps": 8, "milestones": [
 SIZES: dict[str, dict[str, Any]] = {
     "tp": {"tp": 2},
     "pp": {"pp": 2, "microbatches": 3},
+    "gpipe": {"pp": 2, "schedule": "gpipe", "microbatches": 1},
     "fsdp": {"dp": 2, "shard": 2},
     "3d": {"dp": 2, "tp": 2, "pp": 2},
 }
