@@ -112,7 +112,7 @@ class Clock:
         """``share``: ranks that a batch is for; each has other clouds."""
         self.size, self._asked_s, self._cpu_s = size, list[float](), list[float]()
         self._batches = [
-            [_batch(size.clouds // share, size.points, seed=(rank, i)) for i in range(self._HELD)]
+            [batch_of(size.clouds // share, size.points, seed=(rank, i)) for i in range(self._HELD)]
             for rank in range(share)
         ]
 
@@ -149,7 +149,7 @@ class Tensors:
             yield batch.torch()
 
 
-def _batch(clouds: int, points: int, seed: tuple[int, int]) -> Batch:
+def batch_of(clouds: int, points: int, seed: tuple[int, int]) -> Batch:
     rng = np.random.default_rng(seed)
     xyz = rng.uniform(0, 10, (clouds, points, 3)).astype(np.float32)
     transposed = np.empty((clouds, points), np.int64)
