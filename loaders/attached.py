@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ class Attached:
         self._leases: list[tuple[int, weakref.ref[Lease]] | None] = [None] * layout.slots  # the last of each
         self._closed = False
         self._pid = os.getpid()
+        self._lock = threading.RLock()  # arrays are dropped on any thread, and in the middle of anything
         weakref.finalize(self, _close_all, [self.published, self._released], self._pid).atexit = False
 
     def lease(self, slot: int, seq: int) -> Lease:
@@ -41,9 +43,10 @@ class Attached:
         """
         lease = Lease()
         weakref.finalize(lease, self._end, slot, seq).atexit = False
-        self._leases[slot] = seq, weakref.ref(lease)
-        if self._closed:  # looked at after the line above, as `leave` looks at that one after it closed
-            raise UsageError("loader", "was closed", "make a new one")
+        with self._lock:
+            if self._closed:
+                raise UsageError("loader", "was closed", "make a new one")
+            self._leases[slot] = seq, weakref.ref(lease)
         return lease
 
     def holds(self, seq: int) -> bool:
@@ -61,16 +64,18 @@ class Attached:
             self._release(slot, seq)
 
     def settle(self) -> None:
-        """Release again what is dropped: an interrupt may have come in the middle of it."""
+        """Release again what is dropped, and say so: an interrupt may have come in the middle of it."""
         for slot in self.ring.held(self._reader):
             last = self._leases[slot]
             if last and last[1]() is None and self.ring.slot(last[0]) == slot:
                 self._release(slot, last[0])
+        os.eventfd_write(self._released, 1)
 
     def leave(self) -> None:
         """Take no more: what is held stays as it is until it is dropped."""
-        self._closed = True
-        self.ring.leave(self._reader, self._held())
+        with self._lock:
+            self._closed = True
+            self.ring.leave(self._reader, self._held())
         os.eventfd_write(self._released, 1)
 
     def _held(self) -> list[int]:
@@ -81,12 +86,17 @@ class Attached:
             self._release(slot, seq)
 
     def _release(self, slot: int, seq: int) -> None:
-        if self.slots.private:
-            self.slots.forget(slot)
-        if not self._closed:
-            self.ring.release(slot, seq, self._reader)
-        if self._closed:  # looked at last, for another thread may have left meanwhile
-            self.leave()
+        with self._lock:
+            if self.ring.released(
+                slot, seq, self._reader
+            ):  # another thread did, and the slot may be used anew
+                return
+            if self.slots.private:
+                self.slots.forget(slot)
+            if self._closed:
+                self.ring.leave(self._reader, self._held())
+            else:
+                self.ring.release(slot, seq, self._reader)
         os.eventfd_write(self._released, 1)
 
 

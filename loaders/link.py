@@ -161,7 +161,6 @@ class Link:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(feeder, signal.SIGKILL)
             os.close(feeder)
-        self.ring = None  # its memory is given back with the last batch that is held
         if self._process is not None:
             _reap(self._process, _CLOSE_S if self._alone or self._given_up else 0.0)
         _open.discard(self)

@@ -45,6 +45,10 @@ class Ring:
         """``reader`` will not look at batch ``seq`` again."""
         self._words[slot, 1 + reader] = seq + 1
 
+    def released(self, slot: int, seq: int, reader: int) -> bool:
+        """Whether ``reader`` has released batch ``seq``, which lay in ``slot``."""
+        return bool(self._words[slot, 1 + reader] > seq)
+
     def leave(self, reader: int, kept: Collection[int] = ()) -> None:
         """``reader`` takes no more batches, and nobody waits for it, but for the slots ``kept``."""
         for slot in set(range(self.slots)) - set(kept):

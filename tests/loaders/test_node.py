@@ -233,23 +233,24 @@ def test_an_interrupt_as_it_attaches_costs_nothing(make: Make, interrupt: Callab
             assert got == whole, at
 
 
+@pytest.mark.parametrize(("where", "name"), [(Ring, "release"), (os, "eventfd_write")])
 def test_an_interrupt_as_a_batch_is_dropped_loses_no_slot(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, where: Any, name: str
 ) -> None:
     data = make([64] * 8)
-    lost = list[Any]()
+    lost, usual = list[Any](), getattr(where, name)
     monkeypatch.setattr(sys, "unraisablehook", lambda why: lost.append(why.exc_type))
 
     def interrupted(*_: Any) -> None:
-        monkeypatch.setattr(Ring, "release", release)
+        monkeypatch.setattr(where, name, usual)
         raise KeyboardInterrupt
 
-    with loader_of(data, global_batch=1, epochs=1, feeder="node", slots=2) as made:
-        first, release = next(made), Ring.release
-        monkeypatch.setattr(Ring, "release", interrupted)
-        del first
+    with loader_of(data, global_batch=1, epochs=1, feeder="node", slots=3) as made:
+        kept = [next(made), next(made)]
+        monkeypatch.setattr(where, name, interrupted)
+        kept.pop()
         assert lost == [KeyboardInterrupt]
-        assert [content(batch) for batch in made] == inline(data, global_batch=1, epochs=1)[1:]
+        assert [content(batch) for batch in made] == inline(data, global_batch=1, epochs=1)[2:]
 
 
 def test_a_slot_is_free_when_the_last_view_is_dropped(make: Make, wait_until: Callable[..., None]) -> None:
@@ -305,15 +306,15 @@ def test_a_batch_that_is_kept_takes_one_slot_and_no_more(make: Make) -> None:
 
 
 def test_batches_that_only_a_cycle_holds_are_not_kept(make: Make) -> None:
-    data = make([64] * 12)
+    data = make([64] * 7)
     gc.disable()
     try:
-        with loader_of(data, global_batch=1, feeder="node", slots=2) as made:
+        with loader_of(data, global_batch=1, epochs=1, feeder="node", slots=2) as made:
             for batch in made:
                 cycle: list[Any] = [batch]
                 cycle.append(cycle)
                 del batch
-            assert made.state_dict()["step"] == 24
+            assert made.state_dict()["step"] == 7
     finally:
         gc.enable()
 

@@ -222,7 +222,7 @@ MODELS = {
     "2 slots, 2 readers": Model(2, 2, 4, most=2, kills=True, leaves=True),
     "2 slots, 2 readers, a restart": Model(2, 2, 3, restarts=1, kills=True),
     "3 slots, 2 readers": Model(3, 2, 4, most=2, kills=True),
-    "3 slots, 2 readers, a restart": Model(3, 2, 3, restarts=1, kills=True),
+    "3 slots, 2 readers, a restart": Model(3, 2, 2, restarts=1, kills=True),
     "2 slots, 3 readers": Model(2, 3, 3, kills=True, leaves=True),
     "3 slots, 3 readers": Model(3, 3, 4, kills=True),
     "2 slots, 3 readers, a restart": Model(2, 3, 2, restarts=1, kills=True),
