@@ -21,6 +21,7 @@ from tamis.trainer import launch, loop
 from tamis.trainer.launch import train
 
 Make = Callable[..., Any]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -272,3 +273,34 @@ def test_an_error_of_a_rank_is_one_line(run_settings: Make, tmp_path: Path) -> N
     assert len(errors.splitlines()) == 1, errors
     assert errors.startswith(f"tamis: {shard}")
     assert "offset" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_shipped_3d_run_uses_eight_processes_and_three_levels(tmp_path: Path) -> None:
+    """And each axis: what is sent along it is in the report, with the bubble and every rank's part."""
+    ratio = '{kind = "steps", start = 0.25, end = 1.0, steps = 9, milestones = [3, 6]}'
+    sets = ["trainer.steps=9", f"loader.ratio={ratio}", "report.every=3"]
+    args = [part for one in sets for part in ("--set", one)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tamis", "train", "quickstart_3d", "--out", str(tmp_path / "run"), *args],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".links")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["world_size"] == 8
+    assert [level["k"] for level in report["levels"]] == [128, 256, 512]
+    assert [level["steps"] for level in report["levels"]] == [3, 3, 3]
+    assert all(set(figures) >= {"dp_replicate", "tp", "pp"} for figures in report["collectives"].values())
+    assert 0 < report["bubble_predicted"] < 1
+    assert 0 < report["bubble_fraction"] < 1
+    places = {(rank["pp"], rank["dp_replicate"], rank["tp"]) for rank in report["ranks"]}
+    assert len(places) == 8
+    assert report["parameters_per_rank"] == [rank["parameters"] for rank in report["ranks"]]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 5, 8]
