@@ -28,7 +28,11 @@ app = typer.Typer(
 )
 
 Config = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A TOML file, or a shipped name: quickstart, ign.")
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A TOML file, or a shipped name such as quickstart (all: configs/).",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -147,6 +151,7 @@ def train(
         return
     if profile:
         os.environ[VARIABLE] = "1"  # every rank inherits it
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the tracer tells of each GPU that is not there
     _tell_how_far_it_is()
     settings, folder = _settings(config, out, overrides)
     run(settings, folder)

@@ -89,6 +89,7 @@ def check(
     except ValidationError as error:
         key, cause, fix = _explain(error, model)
         given = [o for o in overrides if o.partition("=")[0].strip() == key]
+        where = f"{where} with --set" if overrides and not key else where  # either may be to blame
         raise UsageError(f"--set {given[-1]}" if given else where, cause, fix) from None
 
 

@@ -76,9 +76,7 @@ def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         accuracy = [r["eval"]["accuracy"] for r in reports]
         apart = [100 * (a - b["eval"]["accuracy"]) for a, b in zip(accuracy, found[first], strict=True)]
         levels = [level for r in reports for level in r["levels"]]
-        points = sum(
-            r["config"]["loader"]["batch"] * x["k"] * x["steps"] for r in reports for x in r["levels"]
-        )
+        points = sum(level["rows"] for level in levels)
         each = len(reports)
         cells = [
             f"{mean(accuracy):.4f}",

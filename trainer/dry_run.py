@@ -9,9 +9,9 @@ from ..errors import UsageError
 from ..pipelines.dataset import Dataset
 from .estimate import Estimator, parameters_of
 from .mesh import AXES
-from .model_settings import CloudSettings, TokenSettings
+from .model_settings import TokenSettings
 from .settings import Settings
-from .tasks import Classification, NextToken, Segmentation, Task, TaskState, task_of
+from .tasks import NextToken, Task, TaskState, cloud_task, task_of
 
 _LEGEND = """\
 state: parameters, gradients and the optimiser's; gathered: what is whole for a while of what is sharded;
@@ -52,8 +52,7 @@ def planned_task(settings: Settings, out: Path) -> Task:
         raise UsageError(
             path, "is not built, and data.classes is empty", "name the classes or build it first"
         )
-    kind = Classification if isinstance(model, CloudSettings) else Segmentation
-    return kind(model, TaskState(classes=tuple(settings.data.classes)), model.columns, str(path))
+    return cloud_task(model, TaskState(classes=tuple(settings.data.classes)), model.columns, str(path))
 
 
 def _ranges(blocks: Sequence[int]) -> str:

@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAY_DIFFER = {"data.root", "report.every", "report.prometheus_port", "report.tensorboard"}
+MAY_DIFFER = {
+    "data.root",
+    "loader.slots",
+    "loader.threads",
+    "loader.timeout_s",
+    "report.every",
+    "report.prometheus_port",
+    "report.tensorboard",
+    "trainer.checkpoint_minutes",
+    "trainer.checkpoint_steps",
+}
 """Keys that say nothing about what is learned from what."""
 
 

@@ -40,8 +40,8 @@ class Progress:
 
     def after(self, batch: Batch, outcome: Outcome) -> None:
         """A step is done; ``outcome.tally`` begins as `loop.tally`. Every rank calls this."""
-        samples, _, crc, *_ = outcome.tally
-        rows = {self._task.model.unit: samples * batch.k}
+        samples, valid, _, crc, *_ = outcome.tally
+        rows = {self._task.model.unit: valid}
         self._window.count(samples=samples, flops=int(step_flops(self._task, batch.k, samples)), **rows)
         if self._lines:
             self._lines.write(batch, outcome, samples, crc)

@@ -37,7 +37,7 @@ def rank_figures(trainer: Trainer, speed: Speed) -> dict[str, Any]:
         "rank": mesh.rank,
         **dict(zip(AXES, mesh.place, strict=True)),
         "parameters": sum(here(p).numel() for p in learner.model.parameters()),
-        "memory_bytes": _peak_bytes(mesh.device),
+        "peak_memory_bytes": _peak_bytes(mesh.device),
         "stages_s": {
             row["stage"]: row["busy_s"] + row["wait_in_s"]
             for row in rows

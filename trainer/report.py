@@ -83,7 +83,7 @@ def measure(out: Path, trainer: Trainer, measured: Measured, resumed_from: int) 
         "samples_per_s": speed.samples / speed.steady_s if speed.steady_s else None,
         "points_per_s": None,
         "tokens_per_s": None,
-        f"{unit}_per_s": speed.points / speed.steady_s if speed.steady_s else None,
+        f"{unit}_per_s": speed.rows / speed.steady_s if speed.steady_s else None,
         "data_wait_fraction": waits[0] if waits else 0.0,
         **bubble(trainer, ranks),
         **work(trainer, speed),

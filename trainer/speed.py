@@ -15,8 +15,9 @@ WARM_STEPS = 10  # before the steady state: first touches of memory, allocations
 class Speed:
     """Counts the steps of one rank.
 
-    ``levels``: for each k the ``steps``, ``samples`` and ``bytes`` of all ranks, and ``wall_s``. ``wall_s`` and
-    ``cpu_s`` (this process) are of all steps; `samples`, `points`, `steady_samples` (by k), `steady_s` and
+    ``levels``: for each k the ``steps``, ``samples``, ``rows`` (not padding) and ``bytes`` of all
+    ranks, and ``wall_s``. ``wall_s`` and
+    ``cpu_s`` (this process) are of all steps; `samples`, `rows`, `steady_samples` (by k), `steady_s` and
     ``steady`` (the meter's table) leave out the first ones.
     """
 
@@ -29,18 +30,21 @@ class Speed:
         self._begin()
 
     def count(self, k: int, outcome: Outcome) -> None:
-        """A step over samples of k rows is done; ``outcome.tally`` begins with their number and bytes."""
-        samples, size, *_ = outcome.tally
+        """A step over samples of k rows is done; ``outcome.tally`` begins as `loop.tally`."""
+        samples, rows, size, *_ = outcome.tally
         wall_s = time.perf_counter() - self._start_s
-        level = self.levels.setdefault(k, {"k": k, "steps": 0, "samples": 0, "bytes": 0, "wall_s": 0.0})
+        level = self.levels.setdefault(
+            k, {"k": k, "steps": 0, "samples": 0, "rows": 0, "bytes": 0, "wall_s": 0.0}
+        )
         level["steps"] += 1
         level["samples"] += samples
+        level["rows"] += rows
         level["bytes"] += size
         level["wall_s"] += wall_s - self.wall_s
         self.wall_s, self._done = wall_s, self._done + 1
         self.samples += samples
         self.steady_samples[k] += samples
-        self.points += samples * k
+        self.rows += rows
         if self._done == self._warm:
             self._begin()
 
@@ -52,5 +56,5 @@ class Speed:
 
     def _begin(self) -> None:
         self._before, self._before_s = self._meter.table.copy(), self.wall_s
-        self.samples = self.points = 0
+        self.samples = self.rows = 0
         self.steady_samples: Counter[int] = Counter()  # by k

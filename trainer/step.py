@@ -102,7 +102,8 @@ class Trainer:
         wanted = self.first or self.last
         labels = task.labels(tensors, mask, tensors["weight"]) if wanted else nothing
         inputs = task.inputs(tensors, mask)
-        equal = self._parts > 1 or self.pipeline is not None  # microbatches, so the last batch of an epoch too
+        # Microbatches and what compiled blocks and pipelines get, the last batch of an epoch too.
+        equal = self._parts > 1 or self.pipeline is not None or self.learner.settings.compile
         missing = self._places - len(mask) if equal else 0
         if missing:  # some samples come once more, and do not count
             x, inputs = _more(x, missing), {name: _more(value, missing) for name, value in inputs.items()}

@@ -44,7 +44,7 @@ class Rates:
         samples = int(batch.weight.sum())
         self._count += 1
         self._samples += samples
-        self._rows += samples * batch.k
+        self._rows += int(batch.mask[batch.weight > 0].sum()) if batch.mask is not None else 0
         self._size += sum(column.nbytes for column in batch.columns.values())
 
     def stop(self) -> None:

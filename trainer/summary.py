@@ -32,6 +32,7 @@ def text(report: dict[str, Any]) -> str:
             f"in the steady state {report['samples_per_s']:.1f} samples/s, {rows}"
             f"{report['data_wait_fraction']:.1%} of the time waiting for data"
         )
+    lines += _spread(report)
     if report["loss_first"] is not None:
         lines.append(f"loss {report['loss_first']:.4f} at first, {report['loss_last']:.4f} at last")
     if report["eval"]:
@@ -46,6 +47,24 @@ def _run(report: dict[str, Any]) -> list[str]:
         f"{report['steps']} steps, {report['updates']} updates on {report['world_size']} rank(s){resumed}",
         f"{training}, evaluation {report['eval_wall_s']:.1f} s, the whole command {report['wall_s']:.1f} s",
     ]
+
+
+def _spread(report: dict[str, Any]) -> list[str]:
+    """What a layout of more than one rank did."""
+    lines, layout = [], report["layout"]
+    if layout["pp"] > 1 and report["bubble_predicted"] is not None:
+        lines.append(
+            f"{layout['schedule']}: stages waited {report['bubble_fraction']:.1%} of the time, "
+            f"{report['bubble_predicted']:.1%} by the order of passes alone"
+        )
+    if report["collectives"]:
+        level = max(report["collectives"], key=int)
+        sent = report["collectives"][level]
+        each = ", ".join(f"{axis} {figures['wire_bytes'] / 1e6:.3f}" for axis, figures in sent.items())
+        held = sorted(set(report["parameters_per_rank"]))
+        span = f"{held[0]:,}" + (f" to {held[-1]:,}" if len(held) > 1 else "")
+        lines.append(f"each rank held {span} parameters and sent, a step at {level} rows, MB by axis: {each}")
+    return lines
 
 
 def _learned(evaluation: dict[str, Any]) -> list[str]:

@@ -41,17 +41,21 @@ class Window:
     def take(self, gather: Gather = lambda value: [value]) -> dict[str, Any]:
         """What was done since the last call, as a part of a row; every rank calls this.
 
-        ``{steps,samples,...}_per_s``; ``data_wait_fraction`` and ``bubble_fraction``, the shares of the time
-        that ranks waited for a batch and for other stages of the pipeline; ``stages``, see `stage_numbers`;
-        ``ranks``, see `rank_numbers`.
+        ``{steps,samples,...}_per_s``; ``data_wait_fraction``, the share of the time that ranks waited for a
+        batch; ``bubble_fraction``, of a pipeline's time, that in which ranks waited for other stages;
+        ``stages``, see `stage_numbers`; ``ranks``, see `rank_numbers`.
         """
         wall_s = time.perf_counter() - self._start_s
         found = gather((self._meter.table - self._before, _resident_bytes()))
         tables = np.stack([table for table, _ in found])
         numbers: dict[str, Any] = {f"{name}_per_s": count / wall_s for name, count in self._done.items()}
         stages = stage_numbers(stage_rows(self._meter.stages, tables, wall_s))
-        for name, stage in (("data_wait", "train.wait"), ("bubble", "train.bubble")):
-            numbers[f"{name}_fraction"] = stages.get(stage, {}).get("starved_fraction", 0.0)
+        numbers["data_wait_fraction"] = stages.get("train.wait", {}).get("starved_fraction", 0.0)
+        bubble = stages.get("train.bubble", {}).get("starved_fraction", 0.0)
+        passes = [
+            stages.get(f"train.{name}", {}).get("busy_fraction", 0.0) for name in ("forward", "backward")
+        ]
+        numbers["bubble_fraction"] = bubble / (bubble + sum(passes)) if bubble else 0.0
         numbers["stages"] = stages
         numbers["ranks"] = {
             str(rank): rank_numbers(self._meter.stages, table, wall_s) | {"memory_bytes": memory}
