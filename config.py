@@ -140,7 +140,7 @@ def _explain(error: ValidationError, model: type[Model]) -> tuple[str, str, str]
     first = error.errors(include_url=False)[0]
     key = _key(model, [str(part) for part in first["loc"]])
     if first["type"] == "extra_forbidden":
-        known = set(keys(model))
+        known = set(keys(model)) - {key}  # another kind of the same section may have it
         near = difflib.get_close_matches(key, known, 1, 0.5)
         near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
         return key, f"unknown key '{key}'", f"did you mean '{near[0]}'?" if near else "see `tamis config`"

@@ -126,3 +126,9 @@ def test_the_shipped_configurations_are_whole(name: str) -> None:
 def test_a_name_is_a_folder_name(settings_of: Any, name: str) -> None:
     with pytest.raises(UsageError, match="'name'"):
         settings_of(name=name)
+
+
+def test_a_key_of_another_kind_of_model_is_not_its_own_hint() -> None:
+    values = {"name": "x", "data": {}, "model": {"kind": "tokens", "window": 32}}
+    with pytest.raises(UsageError, match=r"unknown key 'model.window'; (?!did you mean 'model.window')"):
+        check(values, Settings, where="x.toml")
