@@ -185,8 +185,8 @@ def _empty(folder: Path) -> Iterator[Path]:
 def _cause(out: Path, failures: dict[int, ProcessFailure], logs: Path) -> TamisError:
     """The error to show: one rank's failure makes the others fail too, and the agent may see those first."""
     told = {int(path.parent.name): json.loads(path.read_bytes()) for path in logs.rglob("error.json")}
-    for error in told.values():
-        if "cause" in error:
+    for error in sorted(told.values(), key=lambda error: float(error["told_s"])):
+        if "cause" in error:  # the first: others may be of what the end of that rank broke
             return from_plain(error)
     for rank, failure in failures.items():
         # The agent itself ends the other ranks with SIGTERM.

@@ -184,6 +184,10 @@ def test_the_error_shown_is_the_cause_and_not_its_echo(
     tell(tmp_path, 2, 3.0, kind="UsageError", where="x", cause="is wrong", fix="mend it")
     error = launch._cause(run, failures | {2: failure(-9)}, tmp_path)
     assert isinstance(error, UsageError)
+    for rank, told_s in ((3, 2.5), (4, 2.0), (5, 2.7)):
+        where = f"rank {rank}"
+        tell(tmp_path, rank, told_s, kind="DataError", where=where, cause="the feeder has ended", fix="")
+    assert launch._cause(run, failures, tmp_path).where == "rank 4"
     assert str(error) == "x: is wrong; mend it"
 
 
