@@ -60,7 +60,7 @@ def study(
         alone = not any(one.startswith("layout.") for one in overrides)
         with ThreadPoolExecutor(2 if alone else 1) as pool:
             found[name] = list(
-                pool.map(lambda seed, n=name, o=overrides: run(folder, n, seed, o, steps), range(seeds))  # type: ignore[misc]
+                pool.map(lambda seed, n=name, o=overrides: run(folder, n, seed, o, steps), range(seeds))
             )
     return found
 

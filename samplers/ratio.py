@@ -6,7 +6,9 @@ import math
 from bisect import bisect_right
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
+
+from pydantic import model_validator
 
 from ..config import Model
 from ..errors import UsageError
@@ -136,6 +138,11 @@ class RatioSettings(Model):
     decay: float | None = None
     milestones: tuple[int, ...] = ()
     levels: int = 16
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        self.schedule()
+        return self
 
     def schedule(self) -> RatioSchedule:
         """The schedule. Raises UsageError for arguments that are missing or out of range."""

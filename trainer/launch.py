@@ -73,6 +73,13 @@ def prepare(settings: Settings, out: Path) -> bool:
     for left in {*out.glob(".*.tmp"), *out.glob(".predictions.arrow.*")}:  # by a process that was killed
         left.unlink()
     _check_same(settings, out)
+    length = settings.data.text.length if settings.data.text else settings.trainer.points
+    if length != settings.trainer.points:
+        told = "data.text.length %d is not trainer.points %d: %s"
+        longer = (
+            "what is beyond is never learned" if length > settings.trainer.points else "the rest is padding"
+        )
+        log.warning(told, length, settings.trainer.points, longer)
     finished = _finished(settings, out)
     if not finished:
         if settings.data.path is None:

@@ -155,5 +155,9 @@ def test_settings_make_the_schedule() -> None:
     )
     assert settings.schedule() == RatioSchedule("steps", start=1.0, end=0.5, steps=9, milestones=(3, 6))
     assert RatioSettings().schedule()(3) == 1.0
-    with pytest.raises(UsageError, match=r"ratio.steps: is missing"):
-        RatioSettings(kind="linear", end=0.5).schedule()
+    for wrong, told in (
+        ({"kind": "linear", "end": 0.5}, "ratio.steps: is missing"),
+        ({"start": 2.0}, "is 2.0"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            check(wrong, RatioSettings, where="test")
