@@ -100,7 +100,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         built = folder / "build"
-        subprocess.run([sys.executable, "-m", "tamis", "build", "ign", "--out", str(built)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "tamis", "build", "ign", "--out", str(built)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         (built / "dataset").rename(folder / "data")
         kinds = LAYOUTS if asked.what == "layouts" else RATIOS
         print(table(study(folder, kinds, asked.seeds, asked.steps)))
