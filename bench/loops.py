@@ -117,11 +117,16 @@ class Clock:
         ]
 
     def __iter__(self) -> Iterator[Batch]:
-        held = self._batches[int(os.environ.get("RANK", "0"))]
+        held = self.held
         for step in range(self.size.steps):
             self._asked_s.append(time.perf_counter())
             self._cpu_s.append(time.process_time())
             yield replace(held[step % self._HELD], step=step)
+
+    @property
+    def held(self) -> list[Batch]:
+        """This rank's batches."""
+        return self._batches[int(os.environ.get("RANK", "0"))]
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint at the end."""

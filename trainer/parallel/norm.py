@@ -24,7 +24,8 @@ def squared_norm(held: Iterable[tuple[nn.Parameter, Tensor]], mesh: Mesh) -> Ten
 
     Where several ranks hold the same elements, the first of them counts these.
     """
-    counted = [gradient for parameter, gradient in held if _speaks_for(parameter, mesh)]
+    alone = mesh.world == 1
+    counted = [gradient for parameter, gradient in held if alone or _speaks_for(parameter, mesh)]
     if not counted:
         return torch.zeros((), dtype=torch.float64, device=mesh.device)
     return torch.stack(torch._foreach_norm(counted)).double().square().sum()
