@@ -1,8 +1,8 @@
 """What the loop adds to a step, step by step in turn with a plain one: `python -m tamis.bench.turns`.
 
-Rounds in processes of their own, as `tamis bench trainer` has them for loops that cannot be stopped, differ
-by more than what is looked for here. The loop of `tamis train` takes batches from an iterator: before each one a
-plain step on the same batch is taken, so both see the same moments of the machine.
+Rounds in processes of their own, as `tamis bench trainer` has them for loops that cannot be stopped,
+differ by more than what is looked for here. The loop of `tamis train` takes batches from an iterator: before
+each one a plain step on the same batch is taken, so both see the same moments of the machine.
 """
 
 from __future__ import annotations
