@@ -78,6 +78,8 @@ class Link:
             self._socket = protocol.connect(self._address)
             if self._socket is None:
                 self._refuse_closing()
+                if self._process is not None and self._process.poll() is not None:
+                    raise self._death()  # before it listened
                 if time.monotonic() > deadline_s:
                     cause = f"no feeder on this node for {self._timeout_s:g} s"
                     fix = "open the loader on local rank 0 too, see its message"

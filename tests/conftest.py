@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import struct
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,10 @@ from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.finish import About, Described, finish
 from tamis.pipelines.manifest import Column, Counts, Figures, SplitCounts
 from tamis.pipelines.settings import DataSettings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A run in the background ignores Ctrl-C, and so would the processes that tests send it to.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
