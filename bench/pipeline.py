@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.multiprocessing.spawn import spawn
 
-from ..trainer.parallel.schedules import Kind, ScheduleName, actions, chunks, schedule_class, stages_of
+from ..trainer.parallel.schedules import Kind, ScheduleName, actions, chunks, new_schedule, stages_of
 from ..trainer.parallel.simulate import Timeline, simulate
 
 PP, MICROBATCHES, REPEATS = 4, 8, 3
@@ -79,11 +79,8 @@ def measured(name: ScheduleName, microbatches: int, seconds: dict[Kind, float], 
         PipelineStage(sleeper, index, count, torch.device("cpu"))
         for sleeper, index in zip(sleepers, mine, strict=True)
     ]
-    schedule: Any = schedule_class(name)(
-        stages if chunks(name) > 1 else stages[0],
-        n_microbatches=microbatches,
-        loss_fn=lambda output, target: (output - target).square().sum(),
-        scale_grads=False,
+    schedule: Any = new_schedule(
+        name, stages, microbatches, lambda output, target: (output - target).square().sum()
     )
     x = torch.ones(microbatches, 4)
     inputs = (x,) if 0 in mine else ()

@@ -21,31 +21,38 @@ def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> Any:
 
     torchrun's environment variables say who is who. Raises RuntimeError with the trace of a rank that fails.
     """
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    children = [
-        context.Process(target=_rank, args=(rank, world, port, work, args, answers)) for rank in range(world)
-    ]
+    return forked(world, _rank, (world, port, work, args), _TIMEOUT_S)[0]
+
+
+def forked(world: int, child: Callable[..., None], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+    """The answers of ``world`` forked processes, by rank.
+
+    Each calls ``child(rank, *args, answers)``, which puts (rank, answer, error or None) there and ends.
+    Raises RuntimeError with the error of a rank, and where ``timeout_s`` pass without an answer.
+    """
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    children = [context.Process(target=child, args=(rank, *args, answers)) for rank in range(world)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: see _rank
-        for child in children:
-            child.start()
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: a child sets one thread
+        for one in children:
+            one.start()
     try:
         found = {}
         for _ in children:
-            rank, answer, error = answers.get(timeout=_TIMEOUT_S)
+            rank, answer, error = answers.get(timeout=timeout_s)
             if error:
                 raise RuntimeError(f"rank {rank} of {world}: {error}")
             found[rank] = answer
-        return found[0]
+        return [found[rank] for rank in range(world)]
     except Empty:
-        raise RuntimeError(f"{world} ranks did not end within {_TIMEOUT_S:.0f} s") from None
+        raise RuntimeError(f"{world} ranks did not end within {timeout_s:.0f} s") from None
     finally:
-        for child in children:
-            child.kill()
-            child.join()
+        for one in children:
+            one.kill()
+            one.join()
 
 
 def _rank(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from itertools import product
 from math import prod
 
@@ -24,7 +23,7 @@ from .parallel.pipeline import own_stages
 from .parallel.rows import Rows
 from .parallel.schedules import Action, Actions, Kind, actions
 from .parallel.simulate import simulate
-from .parallel.tensor import PLACEMENTS
+from .parallel.tensor import placement_of
 from .parallel.wire import sent
 from .settings import LayoutSettings, Recompute, Settings
 from .tasks import Task
@@ -78,7 +77,7 @@ def parameters_of(task: Task, part: Part, tp: int, index: int) -> list[Parameter
         model = new_trunk(task.model, task.makers, Rows(None, tp, index), [part], lambda _: None)
     found = []
     for name, parameter in model.named_parameters():
-        placement = next(p for pattern, p in PLACEMENTS if fnmatch(name, pattern))
+        placement = placement_of(name)
         shape, split = list(parameter.shape), isinstance(placement, Shard)
         if isinstance(placement, Shard):
             shape[placement.dim] = _share(shape[placement.dim], tp, index)
@@ -94,9 +93,9 @@ class Estimator:
         self.task, self.layout = task, settings.layout
         self.k, self.recompute = settings.trainer.points, settings.trainer.recompute
         layout = self.layout
-        self.sizes = (layout.pp, layout.dp // layout.shard, layout.shard, layout.tp)
+        self.sizes = layout.sizes
         self.parts = stage_parts(task, layout, self.k)
-        self.samples = -(-settings.loader.batch // layout.dp // layout.parts)  # of a microbatch
+        self.samples = -(-layout.share(settings.loader.batch) // layout.parts)  # of a microbatch
         self.actions = _orders(layout)
 
     def ranks(self) -> list[RankEstimate]:

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ..files import write_atomic
 from ..loaders.loader import Batch
@@ -35,12 +35,7 @@ class StepLog:
     def write(self, batch: Batch, outcome: Outcome, samples: int, crc: int) -> None:
         """One step: ``samples`` and ``crc`` are of the global batch, see `loop.tally`."""
         line = {
-            "step": batch.step,
-            "epoch": batch.epoch,
-            "loss": outcome.loss,
-            "lr": outcome.lr,
-            "grad_norm": outcome.grad_norm,
-            "k": batch.k,
+            **described(batch, outcome),
             "samples": samples,
             "points": outcome.points,
             "crc": crc % 2**32,
@@ -64,6 +59,18 @@ class StepLog:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def described(batch: Batch, outcome: Outcome) -> dict[str, Any]:
+    """Which step it was, and what came of it."""
+    return {
+        "step": batch.step,
+        "epoch": batch.epoch,
+        "loss": outcome.loss,
+        "lr": outcome.lr,
+        "grad_norm": outcome.grad_norm,
+        "k": batch.k,
+    }
 
 
 def losses(path: Path) -> tuple[float | None, float | None]:

@@ -35,7 +35,7 @@ def run(settings: Settings, dataset: Dataset, out: Path, mesh: Mesh, started_s: 
     task = task_of(settings.model, dataset)
     learner = Learner(task, settings.layout, settings.trainer, mesh)
     meter = Meter(STREAM + TRAIN)
-    trainer = Trainer(learner, -(-settings.loader.batch // mesh.replicas), meter)
+    trainer = Trainer(learner, settings.layout.share(settings.loader.batch), meter)
     columns = None if trainer.first else task.sight_columns + (settings.model.targets if trainer.last else ())
     with loader_of(settings, dataset, meter, mesh.replica, mesh.replicas, columns=columns) as loader:
         done = resume(out / "checkpoints", learner, loader)

@@ -119,7 +119,7 @@ def alone(device: torch.device | None = None) -> Mesh:
 
 def mesh_of(layout: LayoutSettings, rank: int, device: torch.device) -> Mesh:
     """This rank's place in the grid; every rank of an initialised process group calls this."""
-    sizes = (layout.pp, layout.dp // layout.shard, layout.shard, layout.tp)
+    sizes = layout.sizes
     place, rest = [0, 0, 0, 0], rank
     for axis in reversed(range(len(AXES))):
         rest, place[axis] = divmod(rest, sizes[axis])

@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from ..config import Model
 from ..pipelines.ops import OperatorSettings, SerialiseSettings
+from ..pipelines.text import END, TOKENS, VOCABULARY
 
 Feature = Literal["xy", "z", "intensity", "returns", "rgb"]
 FIELDS: dict[Feature, tuple[str, ...]] = {
@@ -29,6 +30,21 @@ class TrunkSettings(Model):
     heads: Positive = 2
     depth: Positive = 4
     mlp_ratio: Positive = 2
+
+    @property
+    def rows_multiple(self) -> int:
+        """What the number of rows of a sample must be a multiple of."""
+        return 1
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns that only the loss reads."""
+        return ()
+
+    @property
+    def graph(self) -> tuple[OperatorSettings, ...]:
+        """Operators that the model needs after those of ``loader.graph``."""
+        return ()
 
 
 class CurveSettings(TrunkSettings):
@@ -52,7 +68,7 @@ class CurveSettings(TrunkSettings):
 
     @property
     def rows_multiple(self) -> int:
-        """What the number of rows of a sample must be a multiple of."""
+        """See `TrunkSettings`."""
         return self.window
 
     @property
@@ -62,12 +78,12 @@ class CurveSettings(TrunkSettings):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The columns that only the loss reads."""
+        """See `TrunkSettings`."""
         return ("label",)
 
     @property
     def graph(self) -> tuple[OperatorSettings, ...]:
-        """Operators that the model needs after those of ``loader.graph``."""
+        """See `TrunkSettings`."""
         return (SerialiseSettings(cell=self.cell),)
 
     @field_validator("wavelengths")
@@ -114,8 +130,8 @@ class TokenSettings(TrunkSettings):
     """
 
     kind: Literal["tokens"] = "tokens"
-    vocabulary: Annotated[int, Field(ge=2)] = 257
-    end: Annotated[int, Field(ge=0)] = 256
+    vocabulary: Annotated[int, Field(ge=2)] = VOCABULARY
+    end: Annotated[int, Field(ge=0)] = END
     rope_base: Annotated[float, Field(gt=1)] = 10_000.0
 
     @property
@@ -124,24 +140,9 @@ class TokenSettings(TrunkSettings):
         return "tokens"
 
     @property
-    def rows_multiple(self) -> int:
-        """What the number of rows of a sample must be a multiple of."""
-        return 1
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a sample that the model reads."""
-        return ("tokens",)
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The columns that only the loss reads."""
-        return ()
-
-    @property
-    def graph(self) -> tuple[OperatorSettings, ...]:
-        """Operators that the model needs after those of ``loader.graph``."""
-        return ()
+        return (TOKENS,)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -10,7 +10,7 @@ from ..loaders.loader import Batch
 from ..metrics import Meter
 from .export import Exporter
 from .flops import step_flops
-from .log import StepLog
+from .log import StepLog, described
 from .mesh import Mesh
 from .settings import Settings
 from .step import Outcome
@@ -57,15 +57,8 @@ class Progress:
 
     def _row(self, batch: Batch, outcome: Outcome) -> dict[str, Any]:
         sent = self.traffic.levels.get(batch.k, {})
-        return {
-            "step": batch.step,
-            "epoch": batch.epoch,
-            "loss": outcome.loss,
-            "lr": outcome.lr,
-            "grad_norm": outcome.grad_norm,
-            "k": batch.k,
-            "wire_bytes": {axis: figures["wire_bytes"] for axis, figures in sent.items()},
-        }
+        wire_bytes = {axis: figures["wire_bytes"] for axis, figures in sent.items()}
+        return described(batch, outcome) | {"wire_bytes": wire_bytes}
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ import torch
 
 from ..metrics import stage_rows
 from .flops import step_flops
+from .learner import Learner
 from .mesh import AXES
 from .models.layers import here
 from .parallel.pipeline import predicted_bubble
@@ -36,7 +37,7 @@ def rank_figures(trainer: Trainer, speed: Speed) -> dict[str, Any]:
     return {
         "rank": mesh.rank,
         **dict(zip(AXES, mesh.place, strict=True)),
-        "parameters": sum(here(p).numel() for p in learner.model.parameters()),
+        "parameters": held_parameters(learner),
         "peak_memory_bytes": _peak_bytes(mesh.device),
         "stages_s": {
             row["stage"]: row["busy_s"] + row["wait_in_s"]
@@ -46,6 +47,11 @@ def rank_figures(trainer: Trainer, speed: Speed) -> dict[str, Any]:
         "pipeline_s": clock.wall_s if clock else 0.0,
         "passes": [[*key, *found] for key, found in clock.passes.items()] if clock else [],
     }
+
+
+def held_parameters(learner: Learner) -> int:
+    """How many numbers a rank keeps of the model."""
+    return sum(here(p).numel() for p in learner.model.parameters())
 
 
 def bubble(trainer: Trainer, ranks: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -18,8 +18,7 @@ from ..files import write_atomic
 from ..metrics import limiting_stage, stage_rows
 from .learner import Learner
 from .log import losses
-from .models.layers import here
-from .rank_figures import bubble, mean_traffic, rank_figures, work
+from .rank_figures import bubble, held_parameters, mean_traffic, rank_figures, work
 from .settings import Settings
 from .speed import Speed
 from .step import Trainer
@@ -110,7 +109,7 @@ def write(
     ``wall_s`` is of this command from its start on; ``loss_first`` and ``loss_last`` of the whole run.
     """
     mesh = learner.mesh
-    parameters = mesh.gather(sum(here(p).numel() for p in learner.model.parameters()))
+    parameters = mesh.gather(held_parameters(learner))
     if mesh.rank != 0:
         return
     first, last = losses(out / "steps.jsonl")

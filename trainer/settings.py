@@ -41,6 +41,15 @@ class LayoutSettings(Model):
         return self.dp * self.tp * self.pp
 
     @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Ranks along each of `mesh.AXES`."""
+        return self.pp, self.dp // self.shard, self.shard, self.tp
+
+    def share(self, batch: int) -> int:
+        """The most samples that a replica gets of a global batch."""
+        return -(-batch // self.dp)
+
+    @property
     def parts(self) -> int:
         """Microbatches of a step."""
         return self.microbatches or self.pp
@@ -65,9 +74,8 @@ class TrainerSettings(Model):
 
     ``points`` is k, the rows of a sample at ratio 1. ``recompute``: what the backward pass computes anew to
     save memory: nothing, all but matrix products and attention, or each block. ``compile``: each block by
-    torch.compile. ``warmup`` is a share of ``steps``. A checkpoint is
-    written every ``checkpoint_steps`` steps (0: never for this reason), after ``checkpoint_minutes``
-    without one, and at the end.
+    torch.compile. ``warmup`` is a share of ``steps``. A checkpoint is written every ``checkpoint_steps``
+    steps (0: never for this reason), after ``checkpoint_minutes`` without one, and at the end.
     """
 
     points: Positive = 512
@@ -119,8 +127,8 @@ def refusals(
     """What is wrong between sections: what would idle, hang or learn something else on some ranks."""
     if layout.dp > batch:
         yield f"layout.dp {layout.dp} is above loader.batch {batch}: ranks would idle"
-    if layout.parts > -(-batch // layout.dp):
-        share = f"a replica's share of loader.batch, {-(-batch // layout.dp)}"
+    if layout.parts > layout.share(batch):
+        share = f"a replica's share of loader.batch, {layout.share(batch)}"
         yield f"layout.microbatches {layout.parts} is above {share}: some would always be empty"
     for name, width in (("heads", model.heads), ("width x mlp_ratio", model.width * model.mlp_ratio)):
         if width % layout.tp:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
 import warnings
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tamis.bench.ranks import forked
 from tamis.config import check
 from tamis.loaders.loader import Batch
 from tamis.metrics import STREAM, TRAIN, Meter
@@ -67,29 +67,9 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
 
     def run(layout: LayoutSettings | int, work: Callable[..., Any], *args: Any) -> list[Any]:
         layout = LayoutSettings(dp=layout) if isinstance(layout, int) else layout
-        world = layout.ranks
-        context = multiprocessing.get_context("fork")
-        answers = context.Queue()
         runs = len(list(tmp_path.glob("store-*")))
         store = str(tmp_path / f"store-{runs}")
-        children = [
-            context.Process(target=_child, args=(r, layout, store, work, args, answers)) for r in range(world)
-        ]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: see _child
-            for child in children:
-                child.start()
-        try:
-            found = {}
-            for _ in children:
-                rank, answer, error = answers.get(timeout=60)
-                assert error is None, f"rank {rank}: {error}"
-                found[rank] = answer
-            return [found[r] for r in range(world)]
-        finally:
-            for child in children:
-                child.kill()
-                child.join()
+        return forked(layout.ranks, _child, (layout, store, work, args), 60)
 
     return run
 

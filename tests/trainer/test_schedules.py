@@ -21,8 +21,8 @@ from tamis.trainer.parallel.schedules import (
     actions,
     chunks,
     from_live,
+    new_schedule,
     refusal,
-    schedule_class,
     stages_of,
 )
 
@@ -60,11 +60,8 @@ def run_live(_: Any, names: tuple[ScheduleName, ...], most: int) -> list[tuple[A
             seen: list[Action] = []
             for stage in stages:
                 stage.seen = seen
-            schedule: Any = schedule_class(name)(
-                stages if chunks(name) > 1 else stages[0],
-                n_microbatches=microbatches,
-                loss_fn=lambda output, target: (output - target).square().sum(),
-                scale_grads=False,
+            schedule: Any = new_schedule(
+                name, stages, microbatches, lambda output, target: (output - target).square().sum()
             )
             x = torch.randn(microbatches, 2)
             inputs = (x,) if 0 in mine else ()

@@ -74,11 +74,12 @@ class Embedding(nn.Embedding):
     """A table of vectors, of which this rank holds some; gives this rank's share of the rows.
 
     A rank looks up what it holds and gives zeros for the rest, so that the sum over ranks is the answer
-    (Shoeybi et al. 2019). ``padded``: ``entries`` filled up to what the ranks share out evenly.
+    (Shoeybi et al. 2019). No index is that of an entry that only fills up the table.
     """
 
-    def __init__(self, entries: int, padded: int, width: int, rows: Rows = ALL) -> None:
+    def __init__(self, entries: int, width: int, rows: Rows = ALL) -> None:
         super().__init__(entries, width)
+        padded = rows.filled(entries)
         self.rows, self.num_embeddings = rows, padded
         if padded > entries:
             self.weight = nn.Parameter(functional.pad(self.weight.detach(), (0, 0, 0, padded - entries)))

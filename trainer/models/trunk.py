@@ -140,7 +140,6 @@ def new_trunk(
     parts = tuple(parts)
     first, last = any(part.first for part in parts), any(part.last for part in parts)
     blocks = sorted(i for part in parts for i in part.blocks)
-    outputs = -(-makers.outputs // rows.size) * rows.size  # the same number on each rank
     return Trunk(
         makers.sight(),
         {i: made(f"blocks.{i}", lambda: Block(settings, rows)) for i in blocks},
@@ -148,7 +147,7 @@ def new_trunk(
         made("embed", lambda: makers.embedding(rows)) if first else None,
         made("norm", lambda: Norm(settings.width)) if last else None,
         makers.pool() if last and makers.pool else None,
-        made("head", lambda: Head(settings.width, makers.outputs, outputs)) if last else None,
+        made("head", lambda: Head(settings.width, makers.outputs, rows)) if last else None,
     )
 
 
@@ -201,13 +200,14 @@ class Attention(nn.Module):
 
 
 class Head(Linear):
-    """Scores of each class. Classes beyond ``classes`` fill up what tensor-parallel ranks share out evenly.
+    """Scores of each class, and of what fills these up so that tensor-parallel ranks have as many each.
 
-    The loss never looks at those, so their gradient is zero.
+    The loss never looks at the latter, so their gradient is zero.
     """
 
-    def __init__(self, width: int, classes: int, padded: int) -> None:
+    def __init__(self, width: int, classes: int, rows: Rows) -> None:
         super().__init__(width, classes)
+        padded = rows.filled(classes)
         if padded > classes:
             fill = (0, padded - classes)
             self.weight = nn.Parameter(functional.pad(self.weight.detach(), (0, 0, *fill)))

@@ -22,7 +22,7 @@ def cross_entropy(scores: Tensor, labels: Tensor, classes: int, ignored: int, ro
     place: ranks exchange a maximum, a sum and the score of the label for each row (Shoeybi et al. 2019).
     Raises UsageError where ``scores`` are not this rank's share, as with scores that were gathered before.
     """
-    each = -(-classes // rows.size)
+    each = rows.filled(classes) // rows.size
     if scores.shape[-1] != each:
         cause = f"{scores.shape[-1]} scores a row, where a rank's share of {classes} classes is {each}"
         raise UsageError("the loss", cause, "give each tensor-parallel rank the scores of its own classes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from ..mesh import Mesh
 from ..models.trunk import Part
 from ..settings import LayoutSettings
 from .cut import balanced
-from .schedules import Actions, chunks, from_live, schedule_class, stages_of
+from .schedules import Actions, chunks, from_live, new_schedule, stages_of
 from .simulate import simulate
 
 if TYPE_CHECKING:
@@ -75,20 +75,20 @@ class Pipeline:
         ``x``, ``inputs`` and ``labels``: of all the replica's clouds, which the number of microbatches
         divides; ``k``: rows of a cloud.
         """
-        schedule = self._schedules.get(k)
-        before = copy(self.seconds)
-        if schedule is None:
-            schedule = self._new_schedule()
+        busy_s = self.seconds.busy_s
+        first_time = k not in self._schedules
+        if first_time:
+            self._schedules[k] = self._new_schedule()
+            before = deepcopy(self.seconds)
         losses: list[Tensor] = []
         entry = (x,) if self.first else ()
         options: dict[str, Any] = {"target": labels, "losses": losses} if self.last else {}
         start_s = time.perf_counter()
-        schedule.step(*entry, return_outputs=False, **(options | dict(inputs)))
+        self._schedules[k].step(*entry, return_outputs=False, **(options | dict(inputs)))
         wall_s = time.perf_counter() - start_s
         self.seconds.wall_s += wall_s
-        self._meter.add("train.bubble", wait_in_s=wall_s - (self.seconds.busy_s - before.busy_s))
-        if k not in self._schedules:
-            self._schedules[k] = schedule
+        self._meter.add("train.bubble", wait_in_s=wall_s - (self.seconds.busy_s - busy_s))
+        if first_time:
             self.seconds.restore(before)  # in its first step a schedule also finds out what its stages send
         found = x.new_zeros((), dtype=torch.float32)
         return sum((loss.detach() for loss in losses), found)
@@ -105,14 +105,7 @@ class Pipeline:
             )
             for number, module in self._stages.items()
         ]
-        made: Any = schedule_class(self._layout.schedule)
-        # The loss is divided by what counts in the whole batch, not by the number of microbatches.
-        return made(  # type: ignore[no-any-return]
-            stages if chunks(self._layout.schedule) > 1 else stages[0],
-            n_microbatches=self._layout.parts,
-            loss_fn=self._loss,
-            scale_grads=False,
-        )
+        return new_schedule(self._layout.schedule, stages, self._layout.parts, self._loss)
 
 
 @dataclass
@@ -129,7 +122,7 @@ class Seconds:
     def add(self, kind: str, stage: int, seconds: float) -> None:
         """One pass is done."""
         number, before_s = self.passes.get((kind, stage), (0, 0.0))
-        self.passes = {**self.passes, (kind, stage): (number + 1, before_s + seconds)}
+        self.passes[kind, stage] = (number + 1, before_s + seconds)
         self.busy_s += seconds
 
     def restore(self, other: Seconds) -> None:
@@ -142,18 +135,7 @@ def predicted_bubble(actions: Actions, passes: Mapping[tuple[str, int], Sequence
 
     ``passes``: (kind, stage) -> number and seconds, of all ranks.
     """
-
-    def seconds(kind: str, stage: int) -> float:
-        if (kind, stage) not in passes and ("B", stage) in passes:
-            # Both backward passes were timed as one: it does not matter where it is parted.
-            return mean("B", stage) if kind == "I" else 0.0
-        return mean(kind, stage)
-
-    def mean(kind: str, stage: int) -> float:
-        number, total_s = passes[kind, stage]
-        return total_s / number
-
-    return simulate(actions, seconds).bubble
+    return simulate(actions, lambda kind, stage: passes[kind, stage][1] / passes[kind, stage][0]).bubble
 
 
 class _TimedStage(PipelineStage):

@@ -35,6 +35,10 @@ class Rows:
         """This rank's share (b, k / size, ...) of the sum over ranks of x (b, k, ...)."""
         return x if self.size == 1 else _Scatter.apply(x, self)
 
+    def filled(self, width: int) -> int:
+        """``width`` filled up to what the ranks share out evenly."""
+        return -(-width // self.size) * self.size
+
     def part(self, width: int) -> tuple[int, int]:
         """First and last + 1 of this rank's share of ``width`` rows or columns."""
         each = width // self.size

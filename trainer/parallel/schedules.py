@@ -14,10 +14,12 @@ pipeline rank works on its stages and microbatches. The module needs torch only 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
     Schedule = PipelineScheduleSingle | PipelineScheduleMulti
@@ -118,6 +120,18 @@ def schedule_class(name: ScheduleName) -> type[Schedule]:
     return by_name[name]
 
 
+def new_schedule(
+    name: ScheduleName, stages: Sequence[Any], microbatches: int, loss: Callable[..., Tensor] | None = None
+) -> Schedule:
+    """A schedule object of torch over a rank's stages, whose gradients are summed over microbatches.
+
+    ``loss``: of scores and target. Raises ValueError where torch's class refuses the numbers.
+    """
+    made: Any = schedule_class(name)
+    own = stages if chunks(name) > 1 else stages[0]
+    return made(own, n_microbatches=microbatches, loss_fn=loss, scale_grads=False)  # type: ignore[no-any-return]
+
+
 def actions(name: ScheduleName, pp: int, microbatches: int) -> Actions:
     """What every pipeline rank does, without ranks, process groups or a model (imports torch).
 
@@ -126,8 +140,7 @@ def actions(name: ScheduleName, pp: int, microbatches: int) -> Actions:
     count = chunks(name)
     # All that a schedule asks of a stage before its first step.
     stage: Any = SimpleNamespace(num_stages=pp * count, group_size=pp, group_rank=0, submod=None)
-    stages: Any = stage if count == 1 else [stage] * count
-    return from_live(schedule_class(name)(stages, n_microbatches=microbatches))
+    return from_live(new_schedule(name, [stage] * count, microbatches))
 
 
 def from_live(schedule: Schedule) -> Actions:

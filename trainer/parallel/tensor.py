@@ -30,6 +30,11 @@ PLACEMENTS: tuple[tuple[str, Placement], ...] = (
 """How parameters lie on the ranks, by name: the first pattern that fits."""
 
 
+def placement_of(name: str) -> Placement:
+    """How the parameter with this name in the model lies on the ranks."""
+    return next(placement for pattern, placement in PLACEMENTS if fnmatch(name, pattern))
+
+
 def rows_of(mesh: Mesh) -> Rows:
     """How rows lie on the ranks of a mesh along ``tp``."""
     size = mesh.size("tp")
@@ -48,8 +53,7 @@ def split(module: nn.Module, name: str, mesh: Mesh) -> None:
     for owner_name, owner in module.named_modules():
         for leaf, parameter in list(owner.named_parameters(recurse=False)):
             whole = ".".join(part for part in (name, owner_name, leaf) if part)
-            placement = next(p for pattern, p in PLACEMENTS if fnmatch(whole, pattern))
-            shared = distribute_tensor(parameter.detach(), devices, [placement], src_data_rank=None)
+            shared = distribute_tensor(parameter.detach(), devices, [placement_of(whole)], src_data_rank=None)
             setattr(owner, leaf, nn.Parameter(shared))
 
 

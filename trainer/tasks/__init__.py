@@ -7,6 +7,7 @@ from typing import assert_never
 
 from ...errors import UsageError
 from ...pipelines.dataset import Dataset
+from ...pipelines.text import TOKENS
 from ..model_settings import CloudSettings, ModelSettings, PointSettings, TokenSettings
 from .clouds import Classification
 from .features import CloudTask, cloud_state
@@ -23,7 +24,7 @@ def task_of(model: ModelSettings, dataset: Dataset) -> Task:
         raise UsageError(dataset.path, "has no split 'train'", "correct data.split")
     where = str(dataset.path)
     if isinstance(model, TokenSettings):
-        return NextToken(model, "tokens" in {a.name for a in dataset.manifest.annotations}, where)
+        return NextToken(model, TOKENS in {a.name for a in dataset.manifest.annotations}, where)
     return cloud_task(model, cloud_state(model, dataset), list(dataset.schema), where)
 
 

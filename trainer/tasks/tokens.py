@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...errors import DataError
 from ...pipelines.dataset import Dataset
 from ...pipelines.records import IGNORED
+from ...pipelines.text import TOKENS
 from ..evaluate import TOGETHER, cross_entropy, own_rows, padded
 from ..mesh import Mesh
 from ..model_settings import TokenSettings
@@ -46,18 +47,16 @@ class NextToken(Task):
         return Makers(self._embedding, lambda: CausalSight(self.model), None, self.classes)
 
     def _embedding(self, rows: Rows) -> nn.Module:
-        # As many entries on each rank; no token looks at those that fill up.
-        entries = -(-self.classes // rows.size) * rows.size
-        return Embedding(self.classes, entries, self.model.width, rows)
+        return Embedding(self.classes, self.model.width, rows)
 
     @property
     def sight_columns(self) -> tuple[str, ...]:
         """See `Task`."""
-        return ("tokens",)
+        return (TOKENS,)
 
     def entry(self, columns: Tensors) -> Tensor:
         """Tokens int64 (b, k). Raises DataError where one is not of the vocabulary."""
-        tokens = columns["tokens"].long()
+        tokens = columns[TOKENS].long()
         if int(tokens.max()) >= self.classes:
             cause = f"a token is {int(tokens.max())}, the vocabulary holds {self.classes}"
             raise DataError("the batch", cause, "raise model.vocabulary")
@@ -65,12 +64,12 @@ class NextToken(Task):
 
     def inputs(self, columns: Tensors, _mask: Tensor, /) -> dict[str, Tensor]:
         """The number of each token's document in its row; an end token belongs to the one it ends."""
-        ends = (columns["tokens"].long() == self.model.end).long()
+        ends = (columns[TOKENS].long() == self.model.end).long()
         return {"document": ends.cumsum(1) - ends}
 
     def labels(self, columns: Tensors, mask: Tensor, weight: Tensor) -> Tensor:
         """The next token of each, int64 (b, k). The last one has none, nor has one that ends its document."""
-        tokens = columns["tokens"].long()
+        tokens = columns[TOKENS].long()
         following = tokens.roll(-1, dims=1)
         counts = mask & mask.roll(-1, dims=1) & (weight > 0)[:, None] & (tokens != self.model.end)
         counts[:, -1] = False
@@ -108,7 +107,7 @@ class NextToken(Task):
         labelled = int(sum(following))
         if labelled == 0:
             return None
-        held = dataset.manifest.counts.splits["test"].annotations["tokens"]
+        held = dataset.manifest.counts.splits["test"].annotations[TOKENS]
         loss = loss_sum / labelled
         return {
             "accuracy": right / labelled,
@@ -140,6 +139,6 @@ class NextToken(Task):
 def _sequences(dataset: Dataset, rows: list[int], k: int) -> Iterator[dict[str, NDArray[Any]]]:
     """The tokens of each sample, k at a time."""
     for row in rows:
-        tokens = dataset.sample(row, ["tokens"]).annotations["tokens"]
+        tokens = dataset.sample(row, [TOKENS]).annotations[TOKENS]
         for start in range(0, len(tokens), k):
-            yield {"tokens": tokens[start : start + k]}
+            yield {TOKENS: tokens[start : start + k]}

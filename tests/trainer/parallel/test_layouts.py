@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatch
 from math import prod
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from torch.distributed.tensor import Replicate
 
 from tamis.trainer.mesh import AXES, alone
-from tamis.trainer.parallel.tensor import PLACEMENTS
+from tamis.trainer.parallel.tensor import placement_of
 from tamis.trainer.settings import LayoutSettings
 
 Make = Callable[..., Any]
@@ -105,11 +104,11 @@ def test_a_layout_learns_what_one_process_learns(
 def assert_spread(answers: list[dict[str, Any]], wanted: dict[str, Any], layout: LayoutSettings) -> None:
     """The ranks are as many as asked for, each holds its share, and they did talk along every axis."""
     assert [a["world"] for a in answers] == [layout.ranks] * layout.ranks
-    sizes = dict(zip(AXES, (layout.pp, layout.dp // layout.shard, layout.shard, layout.tp), strict=True))
+    sizes = dict(zip(AXES, layout.sizes, strict=True))
     talked = {axis for a in answers for axis, _ in a["traffic"]}
     assert talked >= {axis for axis, size in sizes.items() if size > 1}
     for name, values in wanted["model"].items():
-        split = next(p for pattern, p in PLACEMENTS if fnmatch(name, pattern)) != Replicate()
+        split = placement_of(name) != Replicate()
         whole = prod(values.shape)
         if name in ("embed.weight", "head.weight", "head.bias"):  # filled up to what tp divides
             whole = -(-len(values) // layout.tp) * layout.tp * prod(values.shape[1:])
