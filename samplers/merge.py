@@ -1,12 +1,12 @@
-"""Merging the rows of each cell: one function a reduction.
+"""Merging the rows of each cell, field by field.
 
-Each takes values (n, w) of the rows in cell order, and the runs of those rows, and gives (m, w).
+Sums of values that float32 holds exactly ride along: such fields are lanes of the records that `partition`
+writes and `group` adds up. The rows of other fields are gathered in the order of cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,69 +14,92 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from . import scratch
 from .fields import Reduction
+from .group import Groups
+
+Chosen = Mapping[str, tuple[NDArray[Any], Reduction]]
+"""Fields (n, ...) and how their rows merge."""
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Rows grouped by cell; rows of one group keep their own order.
-
-    ``order``: int64, the rows. ``starts``: int64 (m + 1,), where in it each group begins, and the end. ``n``:
-    how many rows there were, those of no group among them.
-    """
-
-    order: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    n: int
-
-    @property
-    def first(self) -> NDArray[np.int64]:
-        """int64 (m,): the first row of each group."""
-        return self.order[self.starts[:-1]]
+def rides(values: NDArray[Any], how: Reduction) -> bool:
+    """Whether the field's sums can be taken from lanes."""
+    exact = (values.dtype.kind in "iu" and values.itemsize <= 2) or (
+        values.dtype.kind == "f" and values.itemsize <= 4
+    )
+    return exact and how in ("mean", "rounded", "unit")
 
 
-def merge(values: NDArray[Any], runs: Runs, how: Reduction) -> NDArray[Any]:
-    """Values (n, ...) to one row a group, (m, ...), of the same dtype."""
-    if how == "first" or not len(runs.order):
-        return values[runs.first]
-    native = values.dtype.newbyteorder("=")
-    rows = values[runs.order].reshape(len(runs.order), -1).astype(native, copy=False)
-    merged = _REDUCERS[how](rows, runs.starts).astype(values.dtype)
-    return merged.reshape(-1, *values.shape[1:])
+def lanes_of(fields: Chosen, rows: NDArray[np.int64] | None, n: int) -> NDArray[np.float32]:
+    """The columns of the fields that ride, float32 (w, n), of ``rows``, or of all ``n`` where it is None."""
+    columns = [
+        values.reshape(len(values), -1).T
+        for values, how in fields.values()
+        if values.size and rides(values, how)
+    ]
+    lanes = scratch.take((sum(map(len, columns)), n), np.float32)
+    at = 0
+    for field in columns:
+        for column in field:
+            lanes[at] = column if rows is None else column[rows]
+            at += 1
+    return lanes
 
 
-def _mean(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    if rows.dtype.kind in "iu":
-        return _whole_mean(rows, starts)
-    return _exact_sums(rows.astype(np.float64), starts) / np.diff(starts)[:, None]
+def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
+    """Each field with one row a cell, (m, ...), and its own dtype."""
+    merged, at = {}, 0
+    for name, (values, how) in fields.items():
+        width = values[:1].size
+        if how == "first" or not len(groups) or not width:
+            merged[name] = values[groups.index]
+            continue
+        if rides(values, how):
+            total = groups.lanes[:, at : at + width]
+            at += width
+        else:
+            rows = values[groups.order].reshape(-1, width)
+            rows = rows.astype(rows.dtype.newbyteorder("="), copy=False)
+            total = _total(name, rows, groups.starts, how)
+        first = values[groups.index].reshape(-1, width)
+        flat = _finished(total, groups.count[:, None], first, how).astype(values.dtype)
+        merged[name] = flat.reshape(-1, *values.shape[1:])
+    return merged
 
 
-def _rounded(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    mean = _mean(rows, starts)
-    return np.floor(mean + 0.5) if mean.dtype.kind == "f" else mean
+def _total(name: str, rows: NDArray[Any], starts: NDArray[np.int64], how: Reduction) -> NDArray[Any]:
+    """Sums of sorted rows (n, w) by cell, exact for whole numbers; for a majority the winners themselves."""
+    if how == "majority":
+        if rows.dtype != np.uint64:  # int64 and float64 hold all the others, and two kernels will do
+            rows = rows.astype(np.float64 if rows.dtype.kind == "f" else np.int64)
+        winners: NDArray[Any] = _vote(rows, starts)
+        return winners
+    if rows.dtype.kind == "f":
+        sums: NDArray[Any] = _exact_sums(rows.astype(np.float64), starts)
+        return sums
+    most = int(np.diff(starts).max())
+    if rows.dtype.itemsize == 8 and float(np.abs(rows.astype(np.float64)).max()) * most >= 2.0**61:
+        cause = f"{rows.dtype} values are too large to average exactly"
+        raise UsageError(f"field {name}", cause, "reduce them by 'first'")
+    whole: NDArray[np.int64] = np.add.reduceat(rows.astype(np.int64), starts[:-1], axis=0)
+    return whole
 
 
-def _whole_mean(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Mean of whole numbers, a half rounded up, in whole numbers."""
-    count = np.diff(starts)[:, None]
-    if (
-        rows.dtype.itemsize == 8
-        and float(np.abs(rows.astype(np.float64)).max()) * int(count.max()) >= 2.0**61
-    ):
-        raise UsageError(
-            "voxel", f"{rows.dtype} values are too large to average exactly", "reduce them by 'first'"
-        )
-    total: NDArray[np.int64] = np.add.reduceat(rows.astype(np.int64), starts[:-1], axis=0)
-    mean: NDArray[np.int64] = (2 * total + count) // (2 * count)
-    return mean
-
-
-def _unit(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """Sum brought to length 1; where the rows cancel out, the first row."""
-    total = _exact_sums(rows.astype(np.float64), starts)
-    length = np.sqrt(np.square(total).sum(axis=1, keepdims=True))
-    cancelled = ~(length > 1e-12)
-    return np.where(cancelled, rows[starts[:-1]], total / np.where(cancelled, 1.0, length))
+def _finished(
+    total: NDArray[Any], count: NDArray[np.int64], first: NDArray[Any], how: Reduction
+) -> NDArray[Any]:
+    """What a reduction makes of sums (m, w)."""
+    if how == "majority":
+        return total
+    if how == "unit":  # where the rows cancel out, the first
+        length = np.sqrt(np.square(total).sum(axis=1, keepdims=True))
+        cancelled = ~(length > 1e-12)
+        return np.where(cancelled, first, total / np.where(cancelled, 1.0, length))
+    if first.dtype.kind in "iu":  # the mean, a half rounded up, in whole numbers
+        mean: NDArray[Any] = (2 * total.astype(np.int64) + count) // (2 * count)
+        return mean
+    mean = total / count
+    return np.floor(mean + 0.5) if how == "rounded" else mean
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -95,13 +118,6 @@ def _exact_sums(rows: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray
     return sums
 
 
-def _majority(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    if rows.dtype != np.uint64:  # int64 and float64 hold all the others, and two kernels will do
-        rows = rows.astype(np.float64 if rows.dtype.kind == "f" else np.int64)
-    winners: NDArray[Any] = _vote(rows, starts)
-    return winners
-
-
 @njit(cache=True, nogil=True, error_model="numpy")
 def _vote(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
     """Most frequent value; -1 counts only where there is nothing else; the lowest value wins a tie."""
@@ -116,11 +132,3 @@ def _vote(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
                     best, most = votes[i], same
             out[m, c] = best
     return out
-
-
-_REDUCERS: dict[Reduction, Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]] = {
-    "mean": _mean,
-    "majority": _majority,
-    "rounded": _rounded,
-    "unit": _unit,
-}

@@ -8,69 +8,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .cells import centroids, locate, run_starts, sorted_rows
 from .fields import Reduction, reduction_of
 from .gate import as_array, as_given, checked, is_tensor
-from .merge import Runs, merge
+from .grid import Grid
+from .group import Groups, group, means
+from .merge import Chosen, lanes_of, merge
+from .partition import partition
+from .threads import threads_for
 
 log = logging.getLogger(__name__)
 
 Pick = Literal["centroid", "first", "nearest", "random", "center"]
 
-_PICKS = ("centroid", "first")
-_MOST_CELLS = 2.0**53
-"""Above it float64 no longer tells neighbouring cells apart."""
+_PICKS: tuple[Pick, ...] = get_args(Pick)
+_ROWS_A_THREAD = 100_000  # with fewer a thread costs more than it saves
 
 
 @dataclass(frozen=True, eq=False)
 class Voxels:
     """The occupied cells, sorted by (x, y, z) cell number: m of them, from n rows.
 
-    ``xyz`` float32 (m, 3) is there at once, relative to the same origin as the input; the rest is computed
-    when first asked for. All own their memory, and are of the kind, numpy or torch, that was given.
+    ``xyz`` float32 (m, 3), relative to the same origin as the input, and ``fields``, each with its dtype and m rows, are
+    there at once; the rest is computed when first asked for, from 16 bytes a row that are kept until then and as long as
+    this is. All own their memory, and are of the kind, numpy or torch, that was given.
     """
 
     xyz: Any
-    _runs: Runs
-    _cells: NDArray[np.int64]
-    _given: Mapping[str, tuple[NDArray[Any], bool, Reduction]]
+    fields: dict[str, Any]
+    _groups: Groups
     _tensor: bool
 
     @cached_property
     def index(self) -> Any:
-        """int64 (m,): the first row of each cell."""
-        return as_given(self._runs.first.copy(), self._tensor)
+        """int64 (m,): a row of each cell: the one picked, or the first for "centroid" and "center"."""
+        return as_given(self._groups.index, self._tensor)
 
     @cached_property
     def count(self) -> Any:
         """int64 (m,): how many rows each cell has."""
-        return as_given(np.diff(self._runs.starts), self._tensor)
+        return as_given(self._groups.count, self._tensor)
 
     @cached_property
     def cell(self) -> Any:
         """int64 (m, 3): floor((xyz + origin - grid_origin) / size)."""
-        return as_given(self._cells, self._tensor)
+        return as_given(self._groups.cell, self._tensor)
 
     @cached_property
     def inverse(self) -> Any:
         """int64 (n,): the cell of each row, as an index into the others; -1 for rows that are not finite."""
-        inverse = np.full(self._runs.n, -1, np.int64)
-        inverse[self._runs.order] = np.repeat(np.arange(len(self._cells)), np.diff(self._runs.starts))
-        return as_given(inverse, self._tensor)
-
-    @cached_property
-    def fields(self) -> dict[str, Any]:
-        """The fields given, each with its dtype and m rows, merged by its reduction."""
-        return {
-            name: as_given(merge(values, self._runs, how), tensor)
-            for name, (values, tensor, how) in self._given.items()
-        }
+        return as_given(self._groups.inverse, self._tensor)
 
 
 def voxel(
@@ -82,7 +74,8 @@ def voxel(
     reduce: Mapping[str, Reduction] | None = None,
     origin: Any = None,
     grid_origin: Any = None,
-    seed: int = 0,  # noqa: ARG001 (part of the signature; neither pick draws)
+    seed: int = 0,
+    threads: int | None = None,
 ) -> Voxels:
     """One point for each occupied cell of edge ``size``, in the unit of ``xyz``, sorted by cell.
 
@@ -92,36 +85,46 @@ def voxel(
     ``xyz``: (n, 3) real numbers, numpy or a torch CPU tensor, relative to ``origin`` (3,), zero by default.
     ``grid_origin`` (3,): a corner of the grid, by default -size / 1024 on each axis: scans lie on decimal
     lattices, and rows on a boundary would change cell with the rounding of their origin.
-    ``pick``: "centroid", the mean of a cell's rows, right to size * 2^-22 in any order of the rows and then
-    rounded to float32; "first", the first row as it is (float32). It concerns ``xyz`` alone.
+    ``pick``, which concerns ``xyz`` and ``index``: "centroid", the mean of a cell's rows, right to size * 2^-22 in any
+    order of the rows and then rounded to float32; "first", the first row as it is (float32); "nearest", the row nearest to
+    the cell's centre, told apart by size * 2^-21; "random", the row with the least hash of ``seed`` and row; "center", the
+    middle of the cell. The lowest row wins a tie.
     ``fields``: name -> array of n rows, merged by kind (`fields.kind_of`): class by majority (-1 votes only
     where nothing else does, the lowest wins a tie), colour by mean (rounded for whole numbers), vector by
-    mean of length 1, floats of no known kind by mean, the rest by their first row. ``reduce``: name ->
-    reduction overrides that.
+    mean of length 1, floats of no known kind by mean, the rest by the row that ``index`` names. ``reduce``: name ->
+    reduction overrides that ("first" is the row that ``index`` names).
+    ``threads``: at most so many; by default the CPUs that this process may use, where they help. The result is the same.
 
     Rows with a non-finite coordinate are left out and counted in a warning. Raises UsageError for a pick,
     reduction, shape or dtype it cannot serve, and for cells numbered beyond 2^53.
     """
     if pick not in _PICKS:
-        raise UsageError("voxel", f"pick is {pick!r}", f"choose {' or '.join(map(repr, _PICKS))}")
+        raise UsageError("voxel", f"pick is {pick!r}", f"choose one of {', '.join(_PICKS)}")
     if isinstance(size, bool) or not (isinstance(size, Real) and 0 < size < np.inf):
         raise UsageError("voxel", f"size is {size!r}", "give a length above 0, in the unit of xyz")
     cloud, size = checked(xyz), float(size)
-    world = _corner(0.0 if origin is None else origin, "origin")
-    corner = _corner(-size / 1024 if grid_origin is None else grid_origin, "grid_origin")
-    given = _chosen(fields or {}, reduce or {}, len(cloud.xyz))
+    grid = Grid(
+        size,
+        _corner(0.0 if origin is None else origin, "origin"),
+        _corner(-size / 1024 if grid_origin is None else grid_origin, "grid_origin"),
+    )
+    chosen = _chosen(fields or {}, reduce or {}, len(cloud.xyz))
+    points, rows = cloud.finite, cloud.rows
+    workers = threads_for(threads, len(points) // _ROWS_A_THREAD)
 
-    points = cloud.finite
-    cells, inside = _located(points, max(-cloud.low, cloud.high), world, corner, size)
-    order = sorted_rows(cells)
-    starts = run_starts(cells, order)
+    partitions = partition(points, grid, lanes_of(chosen, rows, len(points)), workers)
+    weight = pick if pick in ("nearest", "random") else "none"
+    groups = group(partitions, len(cloud.xyz), rows, weight, seed, workers)
     if pick == "centroid":
-        out = centroids(cells, inside, order, starts, world, corner, size)
+        out = means(groups, grid)
+    elif pick == "center":
+        out = grid.centre(groups.cell)
     else:
-        out = points[order[starts[:-1]]].astype(np.float32)
+        out = points[groups.picked].astype(np.float32)
     _report(size, len(points), len(out))
-    runs = Runs(order if cloud.rows is None else cloud.rows[order], starts, len(cloud.xyz))
-    return Voxels(as_given(out, cloud.tensor), runs, cells[order[starts[:-1]]], given, cloud.tensor)
+    merged = merge(chosen, groups)
+    given = {name: as_given(merged[name], is_tensor(values)) for name, values in (fields or {}).items()}
+    return Voxels(as_given(out, cloud.tensor), given, groups, cloud.tensor)
 
 
 def _corner(value: Any, name: str) -> NDArray[np.float64]:
@@ -131,39 +134,19 @@ def _corner(value: Any, name: str) -> NDArray[np.float64]:
     return np.broadcast_to(corner, 3).astype(np.float64)
 
 
-def _chosen(
-    fields: Mapping[str, Any], reduce: Mapping[str, Reduction], n: int
-) -> dict[str, tuple[NDArray[Any], bool, Reduction]]:
-    """Of each field a copy, as callers reuse their buffers, whether it is a tensor, and its reduction."""
+def _chosen(fields: Mapping[str, Any], reduce: Mapping[str, Reduction], n: int) -> Chosen:
+    """Each field as an array, and its reduction."""
     for name in reduce.keys() - fields.keys():
         near = difflib.get_close_matches(name, fields, 1)
         cause = f"reduce names {name!r}, which is no field"
         raise UsageError("voxel", cause, f"did you mean {near[0]!r}?" if near else "check the name")
-    chosen: dict[str, tuple[NDArray[Any], bool, Reduction]] = {}
+    chosen = {}
     for name, values in fields.items():
         array = as_array(values, name)
         if array.ndim < 1 or len(array) != n:
             raise UsageError(f"field {name}", f"has shape {array.shape}", f"give {n} rows, as xyz has")
-        how = reduction_of(name, array.dtype, reduce.get(name))
-        chosen[name] = np.array(array, order="C"), is_tensor(values), how
+        chosen[name] = array, reduction_of(name, array.dtype, reduce.get(name))
     return chosen
-
-
-def _located(
-    points: NDArray[Any], reach: float, world: NDArray[np.float64], corner: NDArray[np.float64], size: float
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Cells of the points and places inside them; refused or told where floats are too coarse for them."""
-    if reach > float(np.finfo(np.float32).max):
-        cause = f"coordinates reach {reach}, beyond float32"
-        raise UsageError("voxel", cause, "subtract an origin or scale them")
-    if np.spacing(np.float32(reach)) > size / 16:
-        step = np.spacing(np.float32(reach))
-        log.warning("voxel %g: float32 has steps of %g at %g; subtract an origin before", size, step, reach)
-    cells, inside = np.empty(points.shape, np.int64), np.empty(points.shape, np.int32)
-    if not locate(points, world, corner, size, cells, inside) < _MOST_CELLS:
-        cause = f"size {size} numbers cells beyond 2^53 for coordinates up to {reach}"
-        raise UsageError("voxel", cause, "choose a larger size or an origin nearer to the cloud")
-    return cells, inside
 
 
 def _report(size: float, n: int, m: int) -> None:

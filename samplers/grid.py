@@ -1,0 +1,136 @@
+"""The grid: which cell a point lies in, and the box of cells that a cloud touches."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from .curve import radix_order
+
+log = logging.getLogger(__name__)
+
+_MOST_CELLS = 2.0**53
+"""Above it float64 no longer tells neighbouring cells apart."""
+
+_WIDE = 16
+"""Points whose bounds are taken side by side, so that the loop has a constant width and vectorises."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cells of edge ``size`` with a corner at ``corner``; points are relative to ``origin``: float64 (3,)."""
+
+    size: float
+    origin: NDArray[np.float64]
+    corner: NDArray[np.float64]
+
+    def place(self, points: NDArray[Any]) -> NDArray[np.float64]:
+        """Positions in cells: the whole part, floored, is the cell, the rest the place inside it."""
+        return (points.astype(np.float64) + self.origin - self.corner) / self.size
+
+    def centre(self, cells: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Middles of cells int64 (m, 3), relative to the origin."""
+        middle: NDArray[np.float64] = (cells + 0.5) * self.size + self.corner - self.origin
+        return middle.astype(np.float32)
+
+    def box(self, points: NDArray[Any]) -> Box:
+        """The cells from the lowest to the highest taken on each axis, for points that are finite.
+
+        A warning tells where float32 is too coarse for the cells. Raises UsageError for coordinates beyond
+        float32 and for cells numbered beyond 2^53.
+        """
+        if not len(points):
+            return Box(np.zeros(3), (1, 1, 1))
+        low, high = _bounds(points)
+        reach = float(max(-low.min(), high.max()))
+        if reach > float(np.finfo(np.float32).max):
+            cause = f"coordinates reach {reach}, beyond float32"
+            raise UsageError("voxel", cause, "subtract an origin or scale them")
+        if np.spacing(np.float32(reach)) > self.size / 16:
+            step = np.spacing(np.float32(reach))
+            log.warning(
+                "voxel %g: float32 has steps of %g at %g; subtract an origin before", self.size, step, reach
+            )
+        first, last = np.floor(self.place(low)), np.floor(self.place(high))  # floats keep their order
+        if not max(np.abs(first).max(), np.abs(last).max()) < _MOST_CELLS:
+            cause = f"size {self.size} numbers cells beyond 2^53 for coordinates up to {reach}"
+            raise UsageError("voxel", cause, "choose a larger size or an origin nearer to the cloud")
+        x, y, z = (int(b) - int(a) + 1 for a, b in zip(first, last, strict=True))
+        return Box(first, (x, y, z))
+
+
+@dataclass(frozen=True)
+class Box:
+    """Cells of a grid: ``low`` float64 (3,), the lowest cell numbers; ``shape``, how many on each axis."""
+
+    low: NDArray[np.float64]
+    shape: tuple[int, int, int]
+
+    @property
+    def cells(self) -> int:
+        return math.prod(self.shape)
+
+    def cell_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Cell numbers int64 (m, 3) of places in the box, counted with z fastest and x slowest."""
+        x, y, z = np.unravel_index(keys, self.shape)
+        return np.stack([x, y, z], axis=1) + self.low.astype(np.int64)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _bounds(points: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Lowest and highest coordinate of each axis."""
+    width = 3 * _WIDE
+    low, high = np.empty(width, points.dtype), np.empty(width, points.dtype)
+    for j in range(width):
+        low[j] = high[j] = points[0, j % 3]
+    lines = points.reshape(-1)[: len(points) // _WIDE * width].reshape(-1, width)
+    for i in range(len(lines)):
+        for j in range(width):
+            value = lines[i, j]
+            low[j] = value if value < low[j] else low[j]
+            high[j] = value if value > high[j] else high[j]
+    for i in range(len(lines) * _WIDE, len(points)):
+        for a in range(3):
+            low[a], high[a] = min(low[a], points[i, a]), max(high[a], points[i, a])
+    lowest, highest = np.empty(3), np.empty(3)
+    for a in range(3):
+        lowest[a], highest[a] = low[a::3].min(), high[a::3].max()
+    return lowest, highest
+
+
+def sorted_rows(cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows sorted by cell, int64 (n, 3), x first; rows of a cell in their own order.
+
+    One stable radix sort an axis: cell numbers are never packed into one, so nothing can overflow.
+    """
+    order = np.arange(len(cells))
+    for axis in (2, 1, 0):
+        order = radix_order(_axis_keys(cells, order, axis), order)
+    return order
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _axis_keys(cells: NDArray[np.int64], order: NDArray[np.int64], axis: int) -> NDArray[np.uint64]:
+    """Cell numbers of the rows in ``order`` along one axis, counted from the lowest."""
+    low = np.int64(2**62)
+    for i in range(len(cells)):
+        low = min(low, cells[i, axis])
+    keys = np.empty(len(order), np.uint64)
+    for i in range(len(order)):
+        keys[i] = cells[order[i], axis] - low
+    return keys
+
+
+def starts_of(cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each run of equal rows starts in sorted ``cells``, and the end: int64 (m + 1,)."""
+    new = (cells[1:] != cells[:-1]).any(axis=1)
+    return (
+        np.concatenate([[0], np.flatnonzero(new) + 1, [len(cells)]]) if len(cells) else np.zeros(1, np.int64)
+    )
