@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _MOST_CELLS = 2.0**53
 """Above it float64 no longer tells neighbouring cells apart."""
 
+_MOST_FLOAT = float(np.finfo(np.float32).max)
+
 _WIDE = 16
 """Points whose bounds are taken side by side, so that the loop has a constant width and vectorises."""
 
@@ -48,22 +50,26 @@ class Grid:
         """
         if not len(points):
             return Box(np.zeros(3), (1, 1, 1))
-        low, high = _bounds(points)
-        reach = float(max(-low.min(), high.max()))
-        if reach > float(np.finfo(np.float32).max):
+        low, high = (bound.tolist() for bound in _bounds(points))  # of three numbers arrays are the slow way
+        reach = max(-min(low), max(high))
+        if reach > _MOST_FLOAT:
             cause = f"coordinates reach {reach}, beyond float32"
             raise UsageError("voxel", cause, "subtract an origin or scale them")
-        if np.spacing(np.float32(reach)) > self.size / 16:
-            step = np.spacing(np.float32(reach))
+        step = float(np.spacing(np.float32(reach)))
+        if step > self.size / 16:
             log.warning(
                 "voxel %g: float32 has steps of %g at %g; subtract an origin before", self.size, step, reach
             )
-        first, last = np.floor(self.place(low)), np.floor(self.place(high))  # floats keep their order
-        if not max(np.abs(first).max(), np.abs(last).max()) < _MOST_CELLS:
+        origin, corner = self.origin.tolist(), self.corner.tolist()
+        first, last = (  # floats keep their order, so the lowest coordinate is in the lowest cell
+            [math.floor((x + o - c) / self.size) for x, o, c in zip(bound, origin, corner, strict=True)]
+            for bound in (low, high)
+        )
+        if not max(map(abs, first + last)) < _MOST_CELLS:
             cause = f"size {self.size} numbers cells beyond 2^53 for coordinates up to {reach}"
             raise UsageError("voxel", cause, "choose a larger size or an origin nearer to the cloud")
-        x, y, z = (int(b) - int(a) + 1 for a, b in zip(first, last, strict=True))
-        return Box(first, (x, y, z))
+        x, y, z = (b - a + 1 for a, b in zip(first, last, strict=True))
+        return Box(np.array(first, np.float64), (x, y, z))
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Box:
 
     @property
     def cells(self) -> int:
+        """How many."""
         return math.prod(self.shape)
 
     def cell_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -48,14 +48,14 @@ def lanes_of(fields: Chosen, rows: NDArray[np.int64] | None, n: int) -> NDArray[
 
 def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
     """Each field with one row a cell, (m, ...), and its own dtype."""
-    merged, at = {}, 0
+    merged, at, lanes = {}, 0, groups.column("lanes")
     for name, (values, how) in fields.items():
         width = values[:1].size
         if how == "first" or not len(groups) or not width:
             merged[name] = values[groups.index]
             continue
         if rides(values, how):
-            total = groups.lanes[:, at : at + width]
+            total = lanes[:, at : at + width]
             at += width
         else:
             rows = values[groups.order].reshape(-1, width)

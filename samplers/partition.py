@@ -1,19 +1,20 @@
 """Partitions of a cloud by cell: the first of the two steps that bring the rows of a cell together.
 
-A million rows that are grouped by one table of cells touch memory at random. So each row is first written, as a
-record, to one of up to 1,024 partitions: runs of neighbouring cells, each small enough for the cache, in
+A million rows that are grouped by one table of cells touch memory at random. So each row is first written, as
+a record, to one of up to 1,024 partitions: runs of neighbouring cells, each small enough for the cache, in
 which `group` then finds the cells (radix partitioning: Manegold, Boncz, Kersten, "Optimizing main-memory join
-on modern hardware", 2002). Partitions keep the order of cells, so what comes out of one after the
-other is sorted.
+on modern hardware", 2002). Partitions keep the order of cells, so what comes out of one after the other is
+sorted.
 
-A partition is a chain of blocks of 64 records. It grows a block at a time, so nobody needs to count before, and
-each thread has chains of its own: a partition is the first thread's chain, then the second's, and so
-on, which is the order of rows.
+A partition is a chain of blocks of 64 records. It grows a block at a time, so nobody needs to count before,
+and each thread has chains of its own: a partition is the first thread's chain, then the second's, and so on,
+which is the order of rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,48 +26,47 @@ from .grid import Box, Grid, sorted_rows, starts_of
 from .threads import each
 
 STEPS = 1 << 21
-"""Steps to a cell's edge, in which places inside it are kept: three fit a word, and the sums of 2^31 rows."""
+"""Steps to a cell's edge, in which places inside it are kept: three fit a word, and so do the sums of 2^31 rows.
 
-BLOCK = 64
-"""Records of a block: two kilobytes or so, written from start to end."""
+It never changes: numba would not notice in the kernels of other files, which have it built in.
+"""
 
+_BLOCK = 64  # records of a block: a kilobyte, written from start to end
 _CHUNK = 512  # rows whose cells are found at once, in the first-level cache
-_MOST_PARTITIONS = (
-    10  # bits; each has a line of memory that is being written, and those must stay in the cache
-)
-_ROWS_A_PARTITION = 2048
+_MOST_PARTITIONS = 10  # bits; each has a line that is being written, and these must stay in the cache
+_ROWS_A_PARTITION = 512
 
 
 class Chains(NamedTuple):
     """Records by partition, as chains of blocks.
 
-    A record is two words and then the row's lanes. The first word is the place of its cell within the partition,
-    shifted left, and the row; the second its place inside the cell, 21 bits an axis.
+    A record is two words and then the row's lanes. The first word is the place of its cell within the
+    partition, shifted left, and the row; the second its place inside the cell, 21 bits an axis.
     """
 
     records: NDArray[np.int64]
-    """(blocks * 64, 2 + words of lanes)."""
+    """(blocks, 64, 2 + words of lanes)."""
     lanes: NDArray[np.float32]
-    """The same memory, (blocks * 64, 4 + lanes, up to an even number)."""
+    """The same memory, (blocks, 64, 4 + lanes, up to an even number)."""
     following: NDArray[np.int32]
     """(blocks,): the next block of the chain."""
     first: NDArray[np.int32]
     """(threads, partitions): the first block of each chain, -1 where it has none."""
     last: NDArray[np.int32]
     """(threads, partitions): the last block."""
-    end: NDArray[np.int64]
-    """(threads, partitions): where the next record goes; in a full block's end, a new block is needed."""
     blocks: NDArray[np.int64]
     """(threads, partitions): how many blocks."""
+    filled: NDArray[np.int64]
+    """(threads, partitions): records of the last block; 64 where there is none, so that the next needs a new one."""
 
 
 @dataclass(frozen=True)
 class Partitions:
     """A cloud's rows by partition.
 
-    ``shift``: bits of a cell's key that are told apart within a partition. ``row_bits``: bits of a row in a record's
-    first word. ``lanes``: how many a record has. ``box``: the cells. ``cells``: int64 (m, 3) of the cells that keys stand for, where the
-    box has too many to number; else None.
+    ``shift``: bits of a cell's key that are told apart within a partition. ``row_bits``: bits of a row in a
+    record's first word. ``lanes``: how many a record has. ``box``: the cells. ``cells``: int64 (m, 3) of the
+    cells that keys stand for, where the box has too many to number; else None.
     """
 
     chains: Chains
@@ -79,7 +79,7 @@ class Partitions:
     @property
     def counts(self) -> NDArray[np.int64]:
         """int64 (partitions,): records of each."""
-        in_chains: NDArray[np.int64] = self.chains.blocks * BLOCK - (-self.chains.end) % BLOCK
+        in_chains: NDArray[np.int64] = (self.chains.blocks - 1) * _BLOCK + self.chains.filled
         return in_chains.sum(axis=0)
 
     def cell_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -102,25 +102,23 @@ def partition(points: NDArray[Any], grid: Grid, lanes: NDArray[np.float32], thre
     parts = (((1 << bits) if cells is not None else box.cells) - 1 >> shift) + 1
     chains = _chains(n, parts, threads, lanes.shape[0])
     per_thread = _blocks(-(-n // threads), parts)
-    bounds = [n * t // threads for t in range(threads + 1)]
+    _, width_y, width_z = map(float, box.shape)
+    where = (points, grid.origin, grid.corner, grid.size, box.low, width_y, width_z)
     each(
-        lambda t: _scatter(
-            points, bounds[t], bounds[t + 1], grid.origin, grid.corner, grid.size, box.low,
-            float(box.shape[1]), float(box.shape[2]), known, lanes, shift, row_bits, chains, t, t * per_thread,
-        ),
-        [(t,) for t in range(threads)],
-    )  # fmt: skip
+        partial(_scatter, *where, known, lanes, shift, row_bits, chains),
+        [(n * t // threads, n * (t + 1) // threads, t, t * per_thread) for t in range(threads)],
+    )
     return Partitions(chains, shift, row_bits, len(lanes), box, cells)
 
 
 def _blocks(rows: int, parts: int) -> int:
     """Most blocks that a thread fills: every partition may have one that is not full."""
-    return rows // BLOCK + min(rows, parts) + 1
+    return rows // _BLOCK + min(rows, parts) + 1
 
 
 def _chains(n: int, parts: int, threads: int, lanes: int) -> Chains:
     blocks = threads * _blocks(-(-n // threads), parts)
-    records = scratch.take((blocks * BLOCK, 2 + (lanes + 1) // 2), np.int64)
+    records = scratch.take((blocks, _BLOCK, 2 + (lanes + 1) // 2), np.int64)
     return Chains(
         records,
         records.view(np.float32),
@@ -128,7 +126,7 @@ def _chains(n: int, parts: int, threads: int, lanes: int) -> Chains:
         np.full((threads, parts), -1, np.int32),
         np.empty((threads, parts), np.int32),
         np.zeros((threads, parts), np.int64),
-        np.zeros((threads, parts), np.int64),
+        np.full((threads, parts), _BLOCK, np.int64),
     )
 
 
@@ -145,8 +143,6 @@ def _numbered(points: NDArray[Any], grid: Grid) -> tuple[NDArray[np.int64], NDAr
 @njit(cache=True, nogil=True, error_model="numpy")
 def _scatter(
     points: NDArray[Any],
-    start: int,
-    stop: int,
     origin: NDArray[np.float64],
     corner: NDArray[np.float64],
     size: float,
@@ -158,6 +154,8 @@ def _scatter(
     shift: int,
     row_bits: int,
     chains: Chains,
+    start: int,
+    stop: int,
     thread: int,
     block: int,
 ) -> None:
@@ -165,12 +163,8 @@ def _scatter(
     keys, places = np.empty(_CHUNK, np.int64), np.empty(_CHUNK, np.int64)
     columns = np.empty((3, _CHUNK), points.dtype)
     within = (np.int64(1) << shift) - 1
-    first, last, end, blocks = (
-        chains.first[thread],
-        chains.last[thread],
-        chains.end[thread],
-        chains.blocks[thread],
-    )
+    first, last = chains.first[thread], chains.last[thread]
+    blocks, filled = chains.blocks[thread], chains.filled[thread]
     for chunk in range(start, stop, _CHUNK):
         n = min(_CHUNK, stop - chunk)
         _locate(points[chunk : chunk + n], origin, corner, size, low, width_y, width_z, columns, keys, places)
@@ -178,21 +172,21 @@ def _scatter(
             keys[:n] = known[chunk : chunk + n]
         for i in range(n):
             part = keys[i] >> shift
-            at = end[part]
-            if at & (BLOCK - 1) == 0:
-                if first[part] < 0:
+            if filled[part] == _BLOCK:
+                if blocks[part] == 0:
                     first[part] = block
                 else:
                     chains.following[last[part]] = block
                 last[part] = block
                 blocks[part] += 1
-                at = np.int64(block) * BLOCK
+                filled[part] = 0
                 block += 1
-            end[part] = at + 1
-            chains.records[at, 0] = ((keys[i] & within) << row_bits) | (chunk + i)
-            chains.records[at, 1] = places[i]
+            at = filled[part]
+            filled[part] = at + 1
+            chains.records[last[part], at, 0] = ((keys[i] & within) << row_bits) | (chunk + i)
+            chains.records[last[part], at, 1] = places[i]
             for j in range(len(lanes)):
-                chains.lanes[at, 4 + j] = lanes[j, chunk + i]
+                chains.lanes[last[part], at, 4 + j] = lanes[j, chunk + i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

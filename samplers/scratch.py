@@ -16,6 +16,10 @@ _SMALL = 1 << 16
 """Below it the allocator has warm memory of its own."""
 
 
+_LINE = 64
+"""Arrays begin with a line of the cache, so that rows of 64 bytes are one line each."""
+
+
 class _Pool(threading.local):
     """A thread's blocks that wait, by size, and their bytes."""
 
@@ -52,7 +56,8 @@ class _Lease:
             self._block = waiting.pop()
             _pool.bytes -= size
         else:
-            self._block = np.empty(size, np.uint8)
+            block = np.empty(size + _LINE, np.uint8)
+            self._block = block[-block.ctypes.data % _LINE :][:size]
         self.__array_interface__ = self._block.__array_interface__
 
     def __del__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +17,13 @@ from ..errors import UsageError
 from .fields import Reduction, reduction_of
 from .gate import as_array, as_given, checked, is_tensor
 from .grid import Grid
-from .group import Groups, group, means
+from .group import PICKS, Groups, Pick, group
 from .merge import Chosen, lanes_of, merge
 from .partition import partition
 from .threads import threads_for
 
 log = logging.getLogger(__name__)
 
-Pick = Literal["centroid", "first", "nearest", "random", "center"]
-
-_PICKS: tuple[Pick, ...] = get_args(Pick)
 _ROWS_A_THREAD = 100_000  # with fewer a thread costs more than it saves
 
 
@@ -34,9 +31,10 @@ _ROWS_A_THREAD = 100_000  # with fewer a thread costs more than it saves
 class Voxels:
     """The occupied cells, sorted by (x, y, z) cell number: m of them, from n rows.
 
-    ``xyz`` float32 (m, 3), relative to the same origin as the input, and ``fields``, each with its dtype and m rows, are
-    there at once; the rest is computed when first asked for, from 16 bytes a row that are kept until then and as long as
-    this is. All own their memory, and are of the kind, numpy or torch, that was given.
+    ``xyz`` float32 (m, 3), relative to the same origin as the input, and ``fields``, each with its dtype and
+    m rows, are there at once; the rest is computed when first asked for, from 16 bytes a row that are kept
+    until then and as long as this is. All own their memory, and are of the kind, numpy or torch, that was
+    given.
     """
 
     xyz: Any
@@ -85,38 +83,34 @@ def voxel(
     ``xyz``: (n, 3) real numbers, numpy or a torch CPU tensor, relative to ``origin`` (3,), zero by default.
     ``grid_origin`` (3,): a corner of the grid, by default -size / 1024 on each axis: scans lie on decimal
     lattices, and rows on a boundary would change cell with the rounding of their origin.
-    ``pick``, which concerns ``xyz`` and ``index``: "centroid", the mean of a cell's rows, right to size * 2^-22 in any
-    order of the rows and then rounded to float32; "first", the first row as it is (float32); "nearest", the row nearest to
-    the cell's centre, told apart by size * 2^-21; "random", the row with the least hash of ``seed`` and row; "center", the
-    middle of the cell. The lowest row wins a tie.
+    ``pick``, which concerns ``xyz`` and ``index``: "centroid", the mean of a cell's rows, right to size * 2^-22
+    in any order of the rows and then rounded to float32; "first", the first row as it is (float32);
+    "nearest", the row nearest to the cell's centre, told apart by size * 2^-21; "random", the row with the
+    least hash of ``seed`` and row; "center", the middle of the cell. The lowest row wins a tie.
     ``fields``: name -> array of n rows, merged by kind (`fields.kind_of`): class by majority (-1 votes only
     where nothing else does, the lowest wins a tie), colour by mean (rounded for whole numbers), vector by
-    mean of length 1, floats of no known kind by mean, the rest by the row that ``index`` names. ``reduce``: name ->
-    reduction overrides that ("first" is the row that ``index`` names).
-    ``threads``: at most so many; by default the CPUs that this process may use, where they help. The result is the same.
+    mean of length 1, floats of no known kind by mean, the rest by the row that ``index`` names.
+    ``reduce``: name -> reduction overrides that ("first" is the row that ``index`` names).
+    ``threads``: at most so many; by default the CPUs that this process may use, where they help. The result is
+    the same.
 
     Rows with a non-finite coordinate are left out and counted in a warning. Raises UsageError for a pick,
     reduction, shape or dtype it cannot serve, and for cells numbered beyond 2^53.
     """
-    if pick not in _PICKS:
-        raise UsageError("voxel", f"pick is {pick!r}", f"choose one of {', '.join(_PICKS)}")
+    if pick not in PICKS:
+        raise UsageError("voxel", f"pick is {pick!r}", f"choose one of {', '.join(PICKS)}")
     if isinstance(size, bool) or not (isinstance(size, Real) and 0 < size < np.inf):
         raise UsageError("voxel", f"size is {size!r}", "give a length above 0, in the unit of xyz")
     cloud, size = checked(xyz), float(size)
-    grid = Grid(
-        size,
-        _corner(0.0 if origin is None else origin, "origin"),
-        _corner(-size / 1024 if grid_origin is None else grid_origin, "grid_origin"),
-    )
+    grid = Grid(size, _corner(origin, 0.0, "origin"), _corner(grid_origin, -size / 1024, "grid_origin"))
     chosen = _chosen(fields or {}, reduce or {}, len(cloud.xyz))
     points, rows = cloud.finite, cloud.rows
     workers = threads_for(threads, len(points) // _ROWS_A_THREAD)
 
     partitions = partition(points, grid, lanes_of(chosen, rows, len(points)), workers)
-    weight = pick if pick in ("nearest", "random") else "none"
-    groups = group(partitions, len(cloud.xyz), rows, weight, seed, workers)
+    groups = group(partitions, grid, len(cloud.xyz), rows, pick=pick, seed=seed, threads=workers)
     if pick == "centroid":
-        out = means(groups, grid)
+        out = groups.column("mean")
     elif pick == "center":
         out = grid.centre(groups.cell)
     else:
@@ -127,7 +121,9 @@ def voxel(
     return Voxels(as_given(out, cloud.tensor), given, groups, cloud.tensor)
 
 
-def _corner(value: Any, name: str) -> NDArray[np.float64]:
+def _corner(value: Any, default: float, name: str) -> NDArray[np.float64]:
+    if value is None:
+        return np.array([default] * 3)
     corner = as_array(value, name)
     if corner.shape not in ((), (3,)) or corner.dtype.kind not in "iuf" or not np.isfinite(corner).all():
         raise UsageError("voxel", f"{name} is {value!r}", "give three finite numbers")

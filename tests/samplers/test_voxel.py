@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from tamis.errors import UsageError
-from tamis.samplers import voxel
-from tamis.samplers.voxel import Pick
+from tamis.samplers import draw, voxel
+from tamis.samplers.group import PICKS, Pick
 
 
 def reference(
@@ -62,17 +62,92 @@ def test_cells_match_the_definition(xyz: NDArray[Any], size: float, origin: Any)
     }
 
 
-@settings(deadline=None)
-@given(clouds(), st.sampled_from([0.1, 0.25, 1.0, 7.0]))
-def test_picks_match_the_definition(xyz: NDArray[Any], size: float) -> None:
-    rows = list(reference(xyz, size).values())
-    first, mean = voxel(xyz, size, pick="first").xyz, voxel(xyz, size).xyz
-    assert first.dtype == mean.dtype == np.float32
-    assert first.shape == mean.shape == (len(rows), 3)
-    assert first.tolist() == [xyz[r[0]].astype(np.float32).tolist() for r in rows]
-    for got, members in zip(mean, rows, strict=True):
-        exact = xyz[members].astype(np.float64).mean(axis=0)
-        assert (np.abs(got - exact) <= size * 2**-22 + np.spacing(np.abs(exact).astype(np.float32))).all()
+def picked(xyz: NDArray[Any], size: float, pick: Pick, seed: int) -> list[int]:
+    """The row that stands for each cell, by the definition."""
+    place = (xyz.astype(np.float64) + size / 1024) / size
+    steps = np.minimum(np.floor((place - np.floor(place)) * 2**21), 2**21 - 1)
+    weight = {
+        "nearest": np.square(2 * steps + 1 - 2**21).sum(axis=1),
+        "random": draw.hashes(draw.key("voxel", seed), len(xyz)) >> np.uint64(1),
+    }.get(pick, np.zeros(len(xyz)))
+    return [min(rows, key=lambda row: (weight[row], row)) for rows in reference(xyz, size).values()]
+
+
+@settings(deadline=None, max_examples=300)
+@given(clouds(), st.sampled_from([0.1, 0.25, 1.0, 7.0]), st.sampled_from(PICKS), st.integers(0, 9))
+@pytest.mark.filterwarnings("ignore:invalid value")  # the reference's, of rows that are not finite
+def test_picks_match_the_definition(xyz: NDArray[Any], size: float, pick: Pick, seed: int) -> None:
+    voxels, right = voxel(xyz, size, pick=pick, seed=seed), picked(xyz, size, pick, seed)
+    assert voxels.index.tolist() == right
+    assert voxels.xyz.dtype == np.float32
+    assert voxels.xyz.shape == (len(right), 3)
+    if pick == "centroid":
+        for got, members in zip(voxels.xyz, reference(xyz, size).values(), strict=True):
+            exact = xyz[members].astype(np.float64).mean(axis=0)
+            room = size * 2**-22 * (1 + 1e-9) + np.spacing(np.abs(exact).astype(np.float32))
+            assert (np.abs(got - exact) <= room).all()
+    elif pick == "center":
+        middle = (voxels.cell + 0.5) * size - size / 1024
+        assert voxels.xyz.tolist() == middle.astype(np.float32).tolist()
+    else:
+        assert voxels.xyz.tolist() == xyz[right].astype(np.float32).tolist()
+
+
+def scan(seed: int, n: int) -> NDArray[np.float32]:
+    """Flat, dense in the middle, partly on a lattice, with copies."""
+    generator = np.random.default_rng(seed)
+    xyz = (generator.normal(0, 1, (n, 3)) ** 3 * [9, 5, 0.4]).astype(np.float32)
+    xyz[::7] = np.round(xyz[::7], 1)
+    xyz[n // 2 : n // 2 + n // 10] = xyz[: n // 10]
+    return xyz
+
+
+@pytest.mark.parametrize("pick", PICKS)
+@pytest.mark.parametrize(("seed", "n"), [(0, 30_000), (1, 250_000), (2, 301_234)])
+def test_any_number_of_threads_gives_the_same(seed: int, n: int, pick: Pick) -> None:
+    xyz = scan(seed, n)
+    fields = {"height": xyz[:, 2] * np.float32(1e3), "rgb": np.arange(3 * n, dtype=np.uint16).reshape(n, 3)}
+    one, many = (voxel(xyz, 0.21, pick=pick, fields=fields, seed=seed, threads=t) for t in (1, 3))
+    for name in ("xyz", "index", "inverse", "count", "cell"):
+        assert getattr(one, name).tobytes() == getattr(many, name).tobytes(), name
+    assert {k: v.tobytes() for k, v in one.fields.items()} == {k: v.tobytes() for k, v in many.fields.items()}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_rows_match_numpy_unique(seed: int) -> None:
+    xyz = scan(seed, 30_000 * (seed + 1))
+    size = (0.02, 0.3, 5.0)[seed % 3]
+    cells = np.floor((xyz.astype(np.float64) + size / 1024) / size).astype(np.int64)
+    cell, index, inverse, count = np.unique(
+        cells, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    voxels = voxel(xyz, size)
+    assert voxels.cell.tolist() == cell.tolist()
+    assert voxels.index.tolist() == index.tolist()
+    assert voxels.count.tolist() == count.tolist()
+    assert voxels.inverse.tolist() == inverse.tolist()
+
+
+def test_one_far_row_changes_no_other_cell() -> None:
+    """With it the box of cells has more than 2^63, which takes another way to number them."""
+    xyz = scan(4, 20_000)
+    far = np.concatenate([xyz, [[3e7, -3e7, 3e7]]]).astype(np.float32)
+    near, wide = voxel(xyz, 0.01), voxel(far, 0.01)
+    assert wide.xyz[:-1].tobytes() == near.xyz.tobytes()
+    assert wide.cell[:-1].tobytes() == near.cell.tobytes()
+    assert wide.inverse.tolist() == [*near.inverse.tolist(), len(near.xyz)]
+    assert (
+        voxel(far, 0.01, pick="nearest").index.tolist()[:-1]
+        == voxel(xyz, 0.01, pick="nearest").index.tolist()
+    )
+
+
+def test_a_row_just_under_an_edge_stays_inside() -> None:
+    """-1e-20 is in cell -1, at a place that rounds to 1: it must not carry over into another axis."""
+    xyz = np.array([[-1e-20, 0.5, 0.5], [-0.5, -1e-20, 0.5]], np.float32)
+    voxels = voxel(xyz, 1.0, grid_origin=0.0)
+    assert voxels.cell.tolist() == [[-1, -1, 0], [-1, 0, 0]]
+    np.testing.assert_allclose(voxels.xyz, xyz[[1, 0]], atol=2**-21)
 
 
 @settings(deadline=None, max_examples=30)
@@ -137,9 +212,16 @@ def test_v07_each_pick_says_what_it_gives() -> None:
     xyz = np.array([[0.02, 0, 0], [0.01, 0, 0]])
     assert voxel(xyz, 0.05, pick="centroid").xyz[0, 0] == pytest.approx(0.015, abs=1e-7)
     assert voxel(xyz, 0.05, pick="first").xyz[0, 0] == np.float32(0.02)
-    for pick in ("nearest", "random", "center", "mean"):
-        with pytest.raises(UsageError, match="choose 'centroid' or 'first'"):
-            voxel(xyz, 0.05, pick=pick)  # type: ignore[arg-type]
+    assert voxel(xyz, 0.05, pick="nearest").xyz[0, 0] == np.float32(0.02)
+    assert voxel(xyz, 0.05, pick="center").xyz[0, 0] == pytest.approx(0.025 - 0.05 / 1024, abs=1e-8)
+    with pytest.raises(UsageError, match="choose one of centroid, first, nearest, random, center"):
+        voxel(xyz, 0.05, pick="mean")  # type: ignore[arg-type]
+
+
+def test_random_picks_differ_by_seed_and_are_even() -> None:
+    xyz = np.zeros((4, 3), np.float32)
+    drawn = [int(voxel(xyz, 1.0, pick="random", seed=seed).index[0]) for seed in range(400)]
+    assert all(60 < drawn.count(row) < 140 for row in range(4))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +272,7 @@ def test_v09_labels_of_any_dtype_are_voted(dtype: str) -> None:
     assert voxels.fields["label"].dtype == labels.dtype
 
 
-@pytest.mark.parametrize("pick", ["centroid", "first"])
+@pytest.mark.parametrize("pick", PICKS)
 def test_v13_results_own_their_memory(pick: Pick) -> None:
     buffer, labels = np.random.default_rng(3).random((500, 3)), np.arange(500, dtype=np.int32)
     expected = voxel(buffer.copy(), 0.3, pick=pick, fields={"label": labels.copy()})
@@ -239,6 +321,42 @@ def test_v15_every_field_comes_back_with_its_dtype(caplog: pytest.LogCaptureFixt
     np.testing.assert_allclose(merged["covariance"], means, rtol=1e-15)
     for name in ("gps_time", "scanner_ring_v15", "name"):
         assert merged[name].tolist() == fields[name][first].tolist()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["u1", "i2", "u2", "f2", "f4", ">f4", "i4", "f8"]))
+def test_fields_that_ride_match_the_definition(seed: int, dtype: str) -> None:
+    """Narrow fields are summed as lanes of the records, wide ones are gathered: the same means."""
+    generator = np.random.default_rng(seed)
+    xyz = generator.integers(0, 4, (300, 3)).astype(np.float32)
+    xyz[generator.integers(0, 300, 5)] = np.nan
+    fields = {
+        "ring": generator.integers(0, 100, (300, 2)).astype(dtype),
+        "label": generator.integers(0, 9, 300),
+        "normal": generator.normal(size=(300, 3)).astype(np.float32),
+        "nothing": np.zeros((300, 0), np.float32),
+    }
+    merged = voxel(xyz, 2.0, fields=fields, reduce={"ring": "mean"}).fields
+    rows = list(reference(xyz, 2.0).values())
+    means = np.array([fields["ring"][r].astype(np.float64).mean(axis=0) for r in rows])
+    right = means.astype(dtype) if dtype[-2] == "f" else np.floor(means + 0.5)
+    assert merged["ring"].tolist() == right.tolist()
+    sums = np.array([fields["normal"][r].astype(float).sum(axis=0) for r in rows])
+    np.testing.assert_allclose(merged["normal"], sums / np.linalg.norm(sums, axis=1)[:, None], atol=1e-7)
+    assert merged["nothing"].shape == (len(rows), 0)
+
+
+def test_fields_that_keep_a_row_keep_the_one_picked() -> None:
+    xyz = np.array([[0.1, 0, 0], [0.5, 0.5, 0.5], [0.9, 0, 0]])
+    time = np.array([1.0, 2.0, 3.0])
+    assert voxel(xyz, 1.0, pick="nearest", fields={"gps_time": time}).fields["gps_time"].tolist() == [2.0]
+    assert voxel(xyz, 1.0, fields={"gps_time": time}).fields["gps_time"].tolist() == [1.0]
+
+
+def test_infinite_values_of_a_field_stay_infinite() -> None:
+    values = np.array([np.inf, 1.0, np.nan, 2.0], np.float32)
+    xyz = np.array([[0, 0, 0], [0, 0, 0], [5, 0, 0], [5, 0, 0]], np.float32)
+    assert str(voxel(xyz, 1.0, fields={"height": values}).fields["height"].tolist()) == "[inf, nan]"
 
 
 def test_normals_that_cancel_out_leave_the_first() -> None:
