@@ -1,24 +1,32 @@
-"""The cells of each partition: the second of the two steps that bring the rows of a cell together.
-
-In a partition, small enough for the cache, a hash table finds each record's cell, and the record is added to
-it there. Then the partition's cells, a few hundred, are sorted. All sums are of whole numbers, so
-neither the order of rows nor the number of threads can change them.
-"""
+"""Rows grouped by the cell they lie in, with the sums of each cell."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from . import draw, scratch
-from .grid import Grid
-from .partition import STEPS, Chains, Partitions
+from .cells import (
+    BLOCK,
+    FIRST,
+    NEAREST,
+    RANDOM,
+    WORDS,
+    by_cell,
+    group_chains,
+    group_rows,
+    invert,
+    scatter,
+    slot_bits,
+)
+from .grid import Box, Grid, sorted_rows, starts_of
+from .tables import Chains, Sums, Table, Where
 from .threads import each
 
 Pick = Literal["centroid", "first", "nearest", "random", "center"]
@@ -27,32 +35,9 @@ least hash; its middle."""
 
 PICKS: tuple[Pick, ...] = get_args(Pick)
 
-_KEY, _COUNT, _X, _Y, _Z, _ROW, _WEIGHT = range(7)  # words of a cell while its partition is in the cache
-_WORDS = 8  # a line of the cache
-_FIRST, _NEAREST, _RANDOM = range(3)  # how a row is picked
-_EMPTY = np.uint32(2**32 - 1)
-_FEW_DIGIT, _DIGIT = 8, 11  # bits of the sort's digits, for few cells and many: they outnumber the counters
-_GOLDEN = draw.CONSTANTS[0]
-_PLACE = STEPS - 1
-
-
-class Table(NamedTuple):
-    """Cells of some partitions, sorted: m of them."""
-
-    key: NDArray[np.int64]
-    """(m,): places in the box of cells, z fastest, or numbers of cells where those taken are numbered."""
-    count: NDArray[np.int64]
-    """(m,): rows of each."""
-    row: NDArray[np.int64]
-    """(m,): the row that stands for each, of those that were partitioned."""
-    weight: NDArray[np.int64]
-    """(m,) where a row is picked by weight: the least, of several the lowest row's, stands for the cell; else (0,)."""
-    steps: NDArray[np.int64]
-    """(m, 3) where asked for: sums of the places inside the cell, in steps of its edge / 2^21; else (0, 3)."""
-    mean: NDArray[np.float32]
-    """(m, 3) for "centroid": mean of the rows, relative to the grid's origin; else (0, 3)."""
-    lanes: NDArray[np.float64]
-    """(m, w): sums of the lanes."""
+_DIRECT = 1 << 17  # rows; so many cells and their slots still fit the second-level cache
+_MOST_PARTITIONS = 10  # bits; each has a line that is being written, and these must stay in the cache
+_ROWS_A_PARTITION = 512
 
 
 @dataclass(frozen=True)
@@ -60,14 +45,15 @@ class Groups:
     """The cells taken, m of them, sorted, and what their rows add up to.
 
     ``n``, ``rows``: how many rows there are, and which of them were grouped, int64, or None for all.
-    ``tables``: one for each thread. ``spans``: the partitions of each, (first, end).
+    ``tables``: one for each thread. ``fill``: writes the cell of each grouped row into an int64 array (n,).
     """
 
-    partitions: Partitions
     n: int
     rows: NDArray[np.int64] | None
+    box: Box
+    where: Where
     tables: list[Table]
-    spans: list[tuple[int, int]]
+    fill: Callable[[NDArray[np.int64]], object]
 
     def __len__(self) -> int:
         return sum(len(table.key) for table in self.tables)
@@ -79,7 +65,8 @@ class Groups:
     @cached_property
     def cell(self) -> NDArray[np.int64]:
         """int64 (m, 3): cell numbers."""
-        return self.partitions.cell_of(self.column("key"))
+        key, taken = self.column("key"), self.where.taken
+        return taken[key] if len(taken) else self.box.cell_of(key)
 
     @cached_property
     def count(self) -> NDArray[np.int64]:
@@ -100,12 +87,7 @@ class Groups:
     def inverse(self) -> NDArray[np.int64]:
         """int64 (n,): the cell of each row, an index into the others; -1 for rows that were not grouped."""
         out = np.empty(self.n, np.int64) if self.rows is None else np.full(self.n, -1, np.int64)
-        parts, before, calls = self.partitions, 0, []
-        for table, (start, stop) in zip(self.tables, self.spans, strict=True):
-            slots = scratch.take(1 << _slot_bits(int(parts.counts.max())), np.uint32)
-            calls.append((start, stop, table.key, before, slots, _names(self.rows), out))
-            before += len(table.key)
-        each(partial(_inverse, parts.chains, parts.shift, parts.row_bits), calls)
+        self.fill(out)
         return out
 
     @cached_property
@@ -117,13 +99,14 @@ class Groups:
     def order(self) -> NDArray[np.int64]:
         """The rows in the order of cells; rows of one cell in their own."""
         order = np.empty(int(self.starts[-1]), np.int64)
-        _by_cell(self.inverse, self.starts[:-1].copy(), order)
+        by_cell(self.inverse, self.starts[:-1].copy(), order)
         return order
 
 
 def group(
-    partitions: Partitions,
+    points: NDArray[Any],
     grid: Grid,
+    lanes: NDArray[np.float32],
     n: int,
     rows: NDArray[np.int64] | None = None,
     *,
@@ -132,291 +115,158 @@ def group(
     steps: bool = False,
     threads: int = 1,
 ) -> Groups:
-    """The cells of partitioned rows.
+    """Group finite points, float32 or float64 (n, 3) in C order, each with its column of ``lanes`` (w, n).
 
-    ``n``, ``rows``: how many rows there are, and which of them were partitioned. ``seed``: for the pick
+    ``n``, ``rows``: how many rows there are, and which of them the points are, or None for all. ``seed``: for the pick
     "random", whose hash is one of the seed and the row. ``steps``: whether to keep the sums of places.
     """
-    counts, width = partitions.counts, partitions.lanes
-    most, spans = int(counts.max()), _spans(counts, threads)
-    mode = {"nearest": _NEAREST, "random": _RANDOM}.get(pick, _FIRST)
-    calls = []
-    for start, stop in spans:  # memory is taken on this thread, which lasts
-        taken = int(counts[start:stop].sum())
-        table = Table(
-            *(scratch.take(taken, np.int64) for _ in range(3)),
-            scratch.take(taken if mode != _FIRST else 0, np.int64),
-            scratch.take((taken if steps else 0, 3), np.int64),
-            scratch.take((taken if pick == "centroid" else 0, 3), np.float32),
-            scratch.take((taken if width else 0, width), np.float64),
+    box, row_bits = grid.box(points), max(len(points) - 1, 1).bit_length()
+    bits, apart = (box.cells - 1).bit_length(), 0
+    if len(points) > _DIRECT or threads > 1:
+        apart = min(_MOST_PARTITIONS, (len(points) // _ROWS_A_PARTITION).bit_length() - 1, bits)
+    known, taken = np.empty(0, np.int64), np.empty((0, 3), np.int64)
+    if bits > 53 or bits - apart + row_bits > 63:  # cells' numbers do not fit a float, or a word beside a row
+        known, taken = _numbered(points, grid)
+        bits = max(len(taken) - 1, 1).bit_length()
+        apart = min(apart, bits)
+    _, width_y, width_z = map(float, box.shape)
+    where = Where(grid.origin, grid.corner, grid.size, box.low, width_y, width_z, known, taken)
+
+    mode = {"nearest": NEAREST, "random": RANDOM}.get(pick, FIRST)
+    names = np.empty(0, np.int64) if rows is None else rows
+    work = _Work(
+        points,
+        where,
+        lanes,
+        row_bits,
+        mode,
+        np.uint64(draw.key("voxel", seed)),
+        names,
+        steps,
+        pick == "centroid",
+    )
+    tables, fill = _partitioned(work, bits, apart, threads) if apart else _direct(work, bits)
+    return Groups(n, rows, box, where, tables, fill)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What both ways to group take."""
+
+    points: NDArray[Any]
+    where: Where
+    lanes: NDArray[np.float32]
+    row_bits: int
+    mode: int
+    seed: np.uint64
+    names: NDArray[np.int64]
+    steps: bool
+    mean: bool
+
+    def table(self, most: int) -> Table:
+        """Room for so many cells."""
+        width = len(self.lanes)
+        return Table(
+            scratch.take(most, np.int64),
+            scratch.take(most, np.int64),
+            scratch.take(most, np.int64),
+            scratch.take(most if self.mode != FIRST else 0, np.int64),
+            scratch.take((most if self.steps else 0, 3), np.int64),
+            scratch.take((most if self.mean else 0, 3), np.float32),
+            scratch.take((most if width else 0, width), np.float64),
         )
-        calls.append((
-            start, stop, scratch.take(1 << _slot_bits(most), np.uint32), scratch.take((most, _WORDS),
-            np.int64), scratch.take((most if width else 0, 2, width), np.float64), scratch.take((2, most),
-            np.int64), table,
-        ))  # fmt: skip
-    _, width_y, width_z = map(float, partitions.box.shape)
-    key = np.uint64(draw.key("voxel", seed))
-    where = (grid.origin, grid.corner, grid.size, partitions.box.low, width_y, width_z, _taken(partitions))
-    chains = (partitions.chains, partitions.shift, partitions.row_bits)
-    found = each(partial(_group, *chains, *where, mode, key, _names(rows)), calls)
-    tables = [Table(*(column[:m] for column in call[-1])) for call, m in zip(calls, found, strict=True)]
-    return Groups(partitions, n, rows, tables, spans)
+
+    def sums(self, most: int) -> Sums:
+        """Room for so many rows at once."""
+        width = len(self.lanes)
+        return Sums(
+            scratch.take(1 << slot_bits(most), np.uint32),
+            scratch.take((most, WORDS), np.int64),
+            scratch.take((most if width else 0, 2, width), np.float64),
+            scratch.take((2, most), np.int64),
+        )
 
 
-def _taken(partitions: Partitions) -> NDArray[np.int64]:
-    """The cells that keys stand for, as kernels take them: empty where keys are places in the box."""
-    return np.empty((0, 3), np.int64) if partitions.cells is None else partitions.cells
+Fill = Callable[[NDArray[np.int64]], object]
+
+
+def _direct(work: _Work, bits: int) -> tuple[list[Table], Fill]:
+    """Rows as they come into one table."""
+    n, points, where, lanes = len(work.points), work.points, work.where, work.lanes
+    sums, table, owners = work.sums(n), work.table(n), scratch.take(n, np.uint32)
+    picking = (work.mode, work.seed, work.names)
+    m = group_rows(points, where, lanes, work.row_bits, bits, *picking, sums, owners, table)
+
+    def fill(out: NDArray[np.int64]) -> None:
+        if n:
+            rank = np.empty(m, np.int64)
+            rank[sums.order[0, :m] & ((1 << work.row_bits) - 1)] = np.arange(m)
+            out[work.names if work.names.size else slice(None)] = rank[owners]
+
+    return [_cut(table, m)], fill
+
+
+def _partitioned(work: _Work, bits: int, apart: int, threads: int) -> tuple[list[Table], Fill]:
+    """Rows into partitions, told apart by the first bits of their key; then partition by partition."""
+    n, shift, row_bits = len(work.points), bits - apart, work.row_bits
+    parts, a_thread = 1 << apart, -(-n // threads)
+    chains = _chains(a_thread, parts, threads, len(work.lanes))
+    blocks = len(chains.following) // threads
+    each(
+        partial(scatter, work.points, work.where, work.lanes, shift, row_bits, chains),
+        [(n * t // threads, n * (t + 1) // threads, t, t * blocks) for t in range(threads)],
+    )
+
+    counts = ((chains.blocks - 1) * BLOCK + chains.filled).sum(axis=0)
+    most, spans = int(counts.max()), _spans(counts, threads)
+    # memory is taken on this thread, which lasts
+    calls = [(a, b, work.sums(most), work.table(int(counts[a:b].sum()))) for a, b in spans]
+    picking = (work.mode, work.seed, work.names)
+    found = each(partial(group_chains, chains, work.where, row_bits, shift, *picking), calls)
+    tables = [_cut(call[-1], m) for call, m in zip(calls, found, strict=True)]
+
+    def fill(out: NDArray[np.int64]) -> None:
+        before, inversions = 0, []
+        for table, (a, b) in zip(tables, spans, strict=True):
+            slots = scratch.take(1 << slot_bits(most), np.uint32)
+            inversions.append((a, b, table.key, before, slots, work.names, out))
+            before += len(table.key)
+        each(partial(invert, chains, shift, row_bits), inversions)
+
+    return tables, fill
+
+
+def _chains(rows: int, parts: int, threads: int, lanes: int) -> Chains:
+    """Room for so many rows of each thread: every partition may have one block that is not full."""
+    blocks = threads * (rows // BLOCK + min(rows, parts) + 1)
+    records = scratch.take((blocks, BLOCK, 2 + (lanes + 1) // 2), np.int64)
+    return Chains(
+        records,
+        records.view(np.float32),
+        scratch.take(blocks, np.int32),
+        np.empty((threads, parts), np.int32),
+        np.empty((threads, parts), np.int32),
+        np.zeros((threads, parts), np.int64),
+        np.full((threads, parts), BLOCK, np.int64),
+    )
 
 
 def _spans(counts: NDArray[np.int64], threads: int) -> list[tuple[int, int]]:
     """Partitions for each thread, about as many records each: (first, end)."""
-    if threads == 1:
-        return [(0, len(counts))]
     ends = np.cumsum(counts)
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) // threads).tolist()
     return [(a, b) for a, b in itertools.pairwise([0, *cuts, len(counts)]) if b > a]
 
 
-def _names(rows: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """The rows' own numbers, as kernels take them: empty where they are 0 to n."""
-    return np.empty(0, np.int64) if rows is None else rows
+def _cut(table: Table, m: int) -> Table:
+    return Table(*(column[:m] for column in table))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _slot_bits(count: int) -> int:
-    """Of a table for so many records: at least twice as many slots."""
-    bits = 4
-    while (1 << bits) < 2 * count:
-        bits += 1
-    return bits
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _group(
-    chains: Chains,
-    shift: int,
-    row_bits: int,
-    origin: NDArray[np.float64],
-    corner: NDArray[np.float64],
-    size: float,
-    low: NDArray[np.float64],
-    width_y: float,
-    width_z: float,
-    taken: NDArray[np.int64],
-    mode: int,
-    seed: np.uint64,
-    names: NDArray[np.int64],
-    start: int,
-    stop: int,
-    slots: NDArray[np.uint32],
-    cells: NDArray[np.int64],
-    lanes: NDArray[np.float64],
-    order: NDArray[np.int64],
-    table: Table,
-) -> int:
-    """Fill in ``table`` for the partitions [start, stop); returns how many cells."""
-    counters = np.empty(1 << _DIGIT, np.int32)
-    m = 0
-    for part in range(start, stop):
-        found = _collect(chains, part, row_bits, mode, seed, names, slots, cells, lanes)
-        by_key = _sorted(cells, found, shift, row_bits, counters, order)
-        for i in range(found):
-            c = np.uint64(by_key[i] & ((np.int64(1) << row_bits) - 1))
-            key, count = (np.int64(part) << shift) | cells[c, _KEY], cells[c, _COUNT]
-            table.key[m], table.count[m], table.row[m] = key, count, cells[c, _ROW]
-            if len(table.weight):
-                table.weight[m] = cells[c, _WEIGHT]
-            if len(table.steps):
-                table.steps[m] = cells[c, _X : _Z + 1]
-            if len(table.mean):
-                if len(taken):
-                    x, y, z = np.float64(taken[key, 0]), np.float64(taken[key, 1]), np.float64(taken[key, 2])
-                else:  # below 2^53 a quotient of whole numbers, rounded, never reaches the next whole number
-                    xy = np.floor(key / width_z)
-                    x = np.floor(xy / width_y)
-                    x, y, z = x + low[0], xy - x * width_y + low[1], key - xy * width_z + low[2]
-                # the half step makes up for the steps' being rounded down
-                n = np.float64(count)
-                table.mean[m, 0] = (x + (cells[c, _X] / n + 0.5) / STEPS) * size + corner[0] - origin[0]
-                table.mean[m, 1] = (y + (cells[c, _Y] / n + 0.5) / STEPS) * size + corner[1] - origin[1]
-                table.mean[m, 2] = (z + (cells[c, _Z] / n + 0.5) / STEPS) * size + corner[2] - origin[2]
-            for j in range(lanes.shape[2]):
-                total = lanes[c, 0, j]
-                table.lanes[m, j] = total + lanes[c, 1, j] if np.isfinite(total) else total
-            m += 1
-    return m
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _collect(
-    chains: Chains,
-    part: int,
-    row_bits: int,
-    mode: int,
-    seed: np.uint64,
-    names: NDArray[np.int64],
-    slots: NDArray[np.uint32],
-    cells: NDArray[np.int64],
-    lanes: NDArray[np.float64],
-) -> int:
-    """Add up the records of a partition by cell, in ``cells`` and ``lanes``, as they come up; returns how many."""
-    row_mask, width = (np.int64(1) << row_bits) - 1, lanes.shape[2]
-    bits = _slot_bits(_records(chains, part))
-    slots[: 1 << bits] = _EMPTY
-    last_slot = np.uint64((1 << bits) - 1)
-    found = 0
-    for t in range(len(chains.blocks)):
-        block = chains.first[t, part]
-        for b in range(chains.blocks[t, part]):
-            last = b + 1 == chains.blocks[t, part]
-            for i in range(chains.filled[t, part] if last else chains.records.shape[1]):
-                word, place = chains.records[block, i, 0], chains.records[block, i, 1]
-                key, row = word >> row_bits, word & row_mask
-                x, y, z = place >> 42, (place >> 21) & _PLACE, place & _PLACE
-                weight = np.int64(0)
-                if mode != _FIRST:
-                    weight = _weight(mode, x, y, z, seed, names[row] if names.size else row)
-                slot = _slot(key, bits)
-                c = slots[slot]
-                while c != _EMPTY and cells[c, _KEY] != key:
-                    slot = (slot + np.uint64(1)) & last_slot
-                    c = slots[slot]
-                if c == _EMPTY:
-                    c = np.uint32(found)
-                    found += 1
-                    slots[slot] = c
-                    cells[c, _KEY], cells[c, _COUNT] = key, 1
-                    cells[c, _X], cells[c, _Y], cells[c, _Z] = x, y, z
-                    cells[c, _ROW], cells[c, _WEIGHT] = row, weight
-                    if width:
-                        lanes[c] = 0.0
-                else:
-                    cells[c, _COUNT] += 1
-                    cells[c, _X] += x
-                    cells[c, _Y] += y
-                    cells[c, _Z] += z
-                    if mode != _FIRST and weight < cells[c, _WEIGHT]:
-                        cells[c, _ROW], cells[c, _WEIGHT] = row, weight
-                if width:
-                    _add(chains.lanes[block, i, 4:], lanes[c])
-            block = chains.following[block]
-    return found
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _records(chains: Chains, part: int) -> np.int64:
-    """How many records a partition has."""
-    count = np.int64(0)
-    for t in range(len(chains.blocks)):
-        count += (chains.blocks[t, part] - 1) * chains.records.shape[1] + chains.filled[t, part]
-    return count
-
-
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _slot(key: np.int64, bits: int) -> np.uint64:
-    """Where to look for a key first: the top bits of its product with a large odd number."""
-    return (np.uint64(key) * np.uint64(_GOLDEN)) >> np.uint64(64 - bits)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _weight(mode: int, x: np.int64, y: np.int64, z: np.int64, seed: np.uint64, name: np.int64) -> np.int64:
-    """Of a record, so that the least of a cell stands for it."""
-    if mode == _NEAREST:  # the square of twice the distance from the cell's centre, exactly
-        x, y, z = 2 * x + 1 - STEPS, 2 * y + 1 - STEPS, 2 * z + 1 - STEPS
-        return x * x + y * y + z * z
-    return np.int64(draw.mix(seed + np.uint64(name + 1) * np.uint64(_GOLDEN)) >> np.uint64(1))
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _add(values: NDArray[np.float32], lanes: NDArray[np.float64]) -> None:
-    """Add to sums and keep their rounding errors beside them (Knuth's two-sum): rows' order hardly matters."""
-    for j in range(lanes.shape[1]):
-        value, old = np.float64(values[j]), lanes[0, j]
-        new = old + value
-        part = new - old
-        lanes[0, j] = new
-        lanes[1, j] += (old - (new - part)) + (value - part)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _sorted(
-    cells: NDArray[np.int64],
-    found: int,
-    bits: int,
-    row_bits: int,
-    counters: NDArray[np.int32],
-    order: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """The first ``found`` cells sorted by key: a radix sort of words that hold a key and, below, its cell."""
-    widest = _DIGIT if found > 1 << _FEW_DIGIT else _FEW_DIGIT
-    passes = (bits + widest - 1) // widest
-    digit_bits = (bits + passes - 1) // max(passes, 1)
-    last = (1 << digit_bits) - 1
-    old, new = order[0], order[1]
-    for c in range(found):
-        old[c] = (cells[c, _KEY] << row_bits) | c
-    for p in range(passes):
-        shift = row_bits + p * digit_bits
-        counters[: last + 1] = 0
-        for i in range(found):
-            counters[(old[i] >> shift) & last] += 1
-        before = np.int32(0)
-        for digit in range(last + 1):
-            before, counters[digit] = before + counters[digit], before
-        for i in range(found):
-            digit = np.uint64((old[i] >> shift) & last)
-            at = np.uint32(counters[digit])
-            counters[digit] += 1
-            new[at] = old[i]
-        old, new = new, old
-    return old
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _inverse(
-    chains: Chains,
-    shift: int,
-    row_bits: int,
-    start: int,
-    stop: int,
-    keys: NDArray[np.int64],
-    before: int,
-    slots: NDArray[np.uint32],
-    names: NDArray[np.int64],
-    out: NDArray[np.int64],
-) -> None:
-    """Write each row's cell, its place in ``keys`` counted from ``before``, for the partitions [start, stop)."""
-    row_mask, within = (np.int64(1) << row_bits) - 1, (np.int64(1) << shift) - 1
-    m = 0
-    for part in range(start, stop):
-        bits = _slot_bits(_records(chains, part))
-        slots[: 1 << bits] = _EMPTY
-        last_slot = np.uint64((1 << bits) - 1)
-        while m < len(keys) and keys[m] >> shift == part:
-            slot = _slot(keys[m] & within, bits)
-            while slots[slot] != _EMPTY:
-                slot = (slot + np.uint64(1)) & last_slot
-            slots[slot] = m
-            m += 1
-        for t in range(len(chains.blocks)):
-            block = chains.first[t, part]
-            for b in range(chains.blocks[t, part]):
-                last = b + 1 == chains.blocks[t, part]
-                for i in range(chains.filled[t, part] if last else chains.records.shape[1]):
-                    word = chains.records[block, i, 0]
-                    key, row = word >> row_bits, word & row_mask
-                    slot = _slot(key, bits)
-                    while keys[slots[slot]] & within != key:
-                        slot = (slot + np.uint64(1)) & last_slot
-                    out[names[row] if names.size else row] = before + slots[slot]
-                block = chains.following[block]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _by_cell(inverse: NDArray[np.int64], at: NDArray[np.int64], order: NDArray[np.int64]) -> None:
-    for row in range(len(inverse)):
-        cell = inverse[row]
-        if cell >= 0:
-            order[at[cell]] = row
-            at[cell] += 1
+def _numbered(points: NDArray[Any], grid: Grid) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The number of each row's cell among those taken, int64 (n,), and these cells, sorted, int64 (m, 3)."""
+    cells = np.floor(grid.place(points)).astype(np.int64)
+    order = sorted_rows(cells)
+    starts = starts_of(cells[order])
+    number = np.empty(len(cells), np.int64)
+    number[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    return number, cells[order[starts[:-1]]]

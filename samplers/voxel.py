@@ -19,7 +19,6 @@ from .gate import as_array, as_given, checked, is_tensor
 from .grid import Grid
 from .group import PICKS, Groups, Pick, group
 from .merge import Chosen, lanes_of, merge
-from .partition import partition
 from .threads import threads_for
 
 log = logging.getLogger(__name__)
@@ -107,8 +106,8 @@ def voxel(
     points, rows = cloud.finite, cloud.rows
     workers = threads_for(threads, len(points) // _ROWS_A_THREAD)
 
-    partitions = partition(points, grid, lanes_of(chosen, rows, len(points)), workers)
-    groups = group(partitions, grid, len(cloud.xyz), rows, pick=pick, seed=seed, threads=workers)
+    lanes = lanes_of(chosen, rows, len(points))
+    groups = group(points, grid, lanes, len(cloud.xyz), rows, pick=pick, seed=seed, threads=workers)
     if pick == "centroid":
         out = groups.column("mean")
     elif pick == "center":
