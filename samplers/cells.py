@@ -18,7 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from . import draw
-from .tables import Chains, Sums, Table, Where
+from .tables import Chains, Picking, Sums, Table, Where, Whole
 
 STEPS = 1 << 21
 """Steps to a cell's edge, in which places inside it are kept: three fit a word, as do sums of 2^31 rows."""
@@ -46,20 +46,24 @@ def scatter(
     points: NDArray[Any],
     where: Where,
     lanes: NDArray[np.float32],
-    shift: int,
-    row_bits: int,
+    shift: Whole,
     chains: Chains,
-    start: int,
-    stop: int,
-    thread: int,
-    block: int,
+    start: Whole,
+    stop: Whole,
+    thread: Whole,
+    block: Whole,
 ) -> None:
     """Append the rows [start, stop) to a thread's chains, whose blocks begin with ``block``."""
     keys, places = np.empty(_CHUNK, np.int64), np.empty(_CHUNK, np.int64)
     columns = np.empty((3, _CHUNK), points.dtype)
     within = (np.int64(1) << shift) - 1
-    first, last = chains.first[thread], chains.last[thread]
-    blocks, filled = chains.blocks[thread], chains.filled[thread]
+    records, lines, following = chains.records, chains.lanes, chains.following
+    first, last, blocks, end = (
+        chains.first[thread],
+        chains.last[thread],
+        chains.blocks[thread],
+        chains.end[thread],
+    )
     for chunk in range(start, stop, _CHUNK):
         n = min(_CHUNK, stop - chunk)
         _locate(points[chunk : chunk + n], where, columns, keys, places)
@@ -67,21 +71,21 @@ def scatter(
             keys[:n] = where.known[chunk : chunk + n]
         for i in range(n):
             part = keys[i] >> shift
-            if filled[part] == BLOCK:
+            at = end[part]
+            if at & (BLOCK - 1) == 0:  # the last block is full, or there is none
                 if blocks[part] == 0:
                     first[part] = block
                 else:
-                    chains.following[last[part]] = block
+                    following[last[part]] = block
                 last[part] = block
                 blocks[part] += 1
-                filled[part] = 0
+                at = block * BLOCK
                 block += 1
-            at = filled[part]
-            filled[part] = at + 1
-            chains.records[last[part], at, 0] = ((keys[i] & within) << row_bits) | (chunk + i)
-            chains.records[last[part], at, 1] = places[i]
+            end[part] = at + 1
+            records[at, 0] = ((keys[i] & within) << where.row_bits) | (chunk + i)
+            records[at, 1] = places[i]
             for j in range(len(lanes)):
-                chains.lanes[last[part], at, 4 + j] = lanes[j, chunk + i]
+                lines[at, 4 + j] = lanes[j, chunk + i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -112,7 +116,7 @@ def _locate(
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _step(inside: float) -> np.int64:
+def _step(inside: float) -> Whole:
     """A place in [0, 1] as a whole number below 2^21; just under a cell's edge it may have come out as 1."""
     step = inside * STEPS
     return np.int64(step if step < STEPS - 1 else STEPS - 1.0)
@@ -123,15 +127,12 @@ def group_rows(
     points: NDArray[Any],
     where: Where,
     lanes: NDArray[np.float32],
-    row_bits: int,
-    bits: int,
-    mode: int,
-    seed: np.uint64,
-    names: NDArray[np.int64],
+    bits: Whole,
+    picking: Picking,
     sums: Sums,
     owners: NDArray[np.uint32],
     table: Table,
-) -> int:
+) -> Whole:
     """Fill in ``table`` for all rows, whose keys have so many bits; returns how many cells.
 
     ``owners`` (n,) gets each row's cell, as they came up.
@@ -152,11 +153,10 @@ def group_rows(
             for j in range(len(lanes)):
                 _add(lane_sums, c, j, lanes[j, row], c == found)
             found += np.uint32(c == found)
-        if mode != FIRST:
+        if picking.mode != FIRST:
             for i in range(n):
-                name = names[chunk + i] if names.size else chunk + i
-                _pick(cells, owners[chunk + i], chunk + i, _weight(mode, seed, name, places[i]))
-    _write(sums, found, bits, row_bits, np.int64(0), where, table, 0)
+                _pick(cells, owners[chunk + i], chunk + i, places[i], picking)
+    _write(sums, found, bits, np.int64(0), where, table, 0)
     return found
 
 
@@ -164,49 +164,44 @@ def group_rows(
 def group_chains(
     chains: Chains,
     where: Where,
-    row_bits: int,
-    shift: int,
-    mode: int,
-    seed: np.uint64,
-    names: NDArray[np.int64],
-    start: int,
-    stop: int,
+    shift: Whole,
+    picking: Picking,
+    start: Whole,
+    stop: Whole,
     sums: Sums,
     table: Table,
-) -> int:
+) -> Whole:
     """Fill in ``table`` for the partitions [start, stop); returns how many cells."""
     slots, cells, lane_sums = sums.slots, sums.cells, sums.lanes
     records, lanes = chains.records, chains.lanes
-    row_mask, width = (np.int64(1) << row_bits) - 1, lane_sums.shape[2]
+    row_bits, row_mask, width = where.row_bits, (np.int64(1) << where.row_bits) - 1, lane_sums.shape[2]
     owners = np.empty(BLOCK, np.uint32)
-    m = 0
+    m: Whole = 0
     for part in range(start, stop):
         table_bits, found = _empty(slots, _records(chains, part)), np.uint32(0)
         for t in range(len(chains.blocks)):
             block = chains.first[t, part]
             for b in range(chains.blocks[t, part]):
-                n = chains.filled[t, part] if b + 1 == chains.blocks[t, part] else BLOCK
+                at, n = _span(chains, t, part, b, block)
                 for i in range(n):
-                    word, place = records[block, i, 0], records[block, i, 1]
+                    word, place = records[at + i, 0], records[at + i, 1]
                     key, row = word >> row_bits, word & row_mask
                     c = _add_row(slots, cells, table_bits, found, key, place, row)
                     owners[i] = c
                     for j in range(width):
-                        _add(lane_sums, c, j, lanes[block, i, 4 + j], c == found)
+                        _add(lane_sums, c, j, lanes[at + i, 4 + j], c == found)
                     found += np.uint32(c == found)
-                if mode != FIRST:
+                if picking.mode != FIRST:
                     for i in range(n):
-                        row = records[block, i, 0] & row_mask
-                        name = names[row] if names.size else row
-                        _pick(cells, owners[i], row, _weight(mode, seed, name, records[block, i, 1]))
+                        _pick(cells, owners[i], records[at + i, 0] & row_mask, records[at + i, 1], picking)
                 block = chains.following[block]
-        _write(sums, found, shift, row_bits, np.int64(part) << shift, where, table, m)
+        _write(sums, found, shift, np.int64(part) << shift, where, table, m)
         m += found
     return m
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _empty(slots: NDArray[np.uint32], rows: int) -> int:
+def _empty(slots: NDArray[np.uint32], rows: Whole) -> Whole:
     """Empty as many slots as a table for so many rows has; returns the bits of their number."""
     bits = slot_bits(rows)
     slots[: 1 << bits] = _EMPTY
@@ -214,7 +209,7 @@ def _empty(slots: NDArray[np.uint32], rows: int) -> int:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def slot_bits(rows: int) -> int:
+def slot_bits(rows: Whole) -> Whole:
     """Bits of the number of slots of a table for so many rows: at least five for four of them."""
     bits = 4
     while 4 * (1 << bits) < 5 * rows:
@@ -223,16 +218,23 @@ def slot_bits(rows: int) -> int:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _records(chains: Chains, part: int) -> np.int64:
+def _records(chains: Chains, part: Whole) -> Whole:
     """How many records a partition has."""
     count = np.int64(0)
     for t in range(len(chains.blocks)):
-        count += (chains.blocks[t, part] - 1) * BLOCK + chains.filled[t, part]
+        count += chains.blocks[t, part] * BLOCK - ((-chains.end[t, part]) & (BLOCK - 1))
     return count
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def _span(chains: Chains, t: Whole, part: Whole, b: Whole, block: Whole) -> tuple[Whole, Whole]:
+    """Where the records of a chain's block begin, and how many there are: all but the last are full."""
+    last = b + 1 == chains.blocks[t, part]
+    return block * BLOCK, ((chains.end[t, part] - 1) & (BLOCK - 1)) + 1 if last else BLOCK
+
+
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _slot(key: np.int64, bits: int) -> np.uint64:
+def _slot(key: Whole, bits: Whole) -> np.uint64:
     """Where to look for a key first: the top bits of its product with a large odd number."""
     return (np.uint64(key) * np.uint64(_GOLDEN)) >> np.uint64(64 - bits)
 
@@ -241,12 +243,12 @@ def _slot(key: np.int64, bits: int) -> np.uint64:
 def _add_row(
     slots: NDArray[np.uint32],
     cells: NDArray[np.int64],
-    table_bits: int,
-    found: np.uint32,
-    key: np.int64,
-    place: np.int64,
-    row: np.int64,
-) -> np.uint32:
+    table_bits: Whole,
+    found: Whole,
+    key: Whole,
+    place: Whole,
+    row: Whole,
+) -> Whole:
     """Add a row to its cell; returns the cell, which is ``found`` where it is a new one."""
     x, y, z = place >> 42, (place >> 21) & _PLACE, place & _PLACE
     slot = _slot(key, table_bits)
@@ -269,24 +271,21 @@ def _add_row(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _pick(cells: NDArray[np.int64], c: np.uint32, row: np.int64, weight: np.int64) -> None:
+def _pick(cells: NDArray[np.int64], c: Whole, row: Whole, place: Whole, picking: Picking) -> None:
     """Let a row stand for its cell if it weighs less than the one that does."""
+    if picking.mode == NEAREST:  # the square of twice the distance from the cell's centre, exactly
+        x, y, z = place >> 42, (place >> 21) & _PLACE, place & _PLACE
+        x, y, z = 2 * x + 1 - STEPS, 2 * y + 1 - STEPS, 2 * z + 1 - STEPS
+        weight = np.int64(x * x + y * y + z * z)
+    else:
+        name = picking.names[row] if picking.names.size else row
+        weight = np.int64(draw.mix(picking.seed + np.uint64(name + 1) * np.uint64(_GOLDEN)) >> np.uint64(1))
     if weight < cells[c, _WEIGHT]:
         cells[c, _ROW], cells[c, _WEIGHT] = row, weight
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _weight(mode: int, seed: np.uint64, name: np.int64, place: np.int64) -> np.int64:
-    """Of a row, by its number or its place, so that the least of a cell stands for it."""
-    if mode == NEAREST:  # the square of twice the distance from the cell's centre, exactly
-        x, y, z = place >> 42, (place >> 21) & _PLACE, place & _PLACE
-        x, y, z = 2 * x + 1 - STEPS, 2 * y + 1 - STEPS, 2 * z + 1 - STEPS
-        return x * x + y * y + z * z
-    return np.int64(draw.mix(seed + np.uint64(name + 1) * np.uint64(_GOLDEN)) >> np.uint64(1))
-
-
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _add(sums: NDArray[np.float64], c: np.uint32, j: int, value: np.float32, new: bool) -> None:
+def _add(sums: NDArray[np.float64], c: Whole, j: Whole, value: np.float32, new: bool) -> None:
     """Add to a sum and keep its rounding error beside it (Knuth's two-sum): rows' order hardly matters."""
     if new:
         sums[c, 0, j], sums[c, 1, j] = value, 0.0
@@ -299,16 +298,14 @@ def _add(sums: NDArray[np.float64], c: np.uint32, j: int, value: np.float32, new
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _write(
-    sums: Sums, found: int, bits: int, row_bits: int, base: np.int64, where: Where, table: Table, m: int
-) -> None:
+def _write(sums: Sums, found: Whole, bits: Whole, base: Whole, where: Where, table: Table, m: Whole) -> None:
     """Sort the cells found, whose keys have so many bits, and write them to ``table`` from line ``m`` on."""
-    cells, lanes = sums.cells, sums.lanes
+    cells, lanes, row_bits = sums.cells, sums.lanes, where.row_bits
     _sort(cells, found, bits, row_bits, sums.order)
     for i in range(found):
         c = np.uint64(sums.order[0, i] & ((np.int64(1) << row_bits) - 1))
         key, count = base | cells[c, _KEY], cells[c, _COUNT]
-        table.key[m], table.count[m], table.row[m] = key, count, cells[c, _ROW]
+        table.key[m], table.counts[m], table.row[m] = key, count, cells[c, _ROW]
         if len(table.weight):
             table.weight[m] = cells[c, _WEIGHT]
         if len(table.steps):
@@ -336,8 +333,10 @@ def _write(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _sort(cells: NDArray[np.int64], found: int, bits: int, row_bits: int, order: NDArray[np.int64]) -> None:
-    """Sort the cells found by key, in ``order[0]``: a radix sort of words, each a key and below it the cell."""
+def _sort(
+    cells: NDArray[np.int64], found: Whole, bits: Whole, row_bits: Whole, order: NDArray[np.int64]
+) -> None:
+    """Sort the cells found by key, in ``order[0]``: a radix sort of words, a key and below it the cell."""
     widest = _DIGIT if found > 1 << _FEW_DIGIT else _FEW_DIGIT
     passes = (bits + widest - 1) // widest
     digit_bits = (bits + passes - 1) // max(passes, 1)
@@ -355,9 +354,9 @@ def _sort(cells: NDArray[np.int64], found: int, bits: int, row_bits: int, order:
         for digit in range(last + 1):
             before, counters[digit] = before + counters[digit], before
         for i in range(found):
-            digit = np.uint64((old[i] >> shift) & last)
-            at = np.uint32(counters[digit])
-            counters[digit] += 1
+            place = np.uint64((old[i] >> shift) & last)
+            at = np.uint32(counters[place])
+            counters[place] += 1
             new[at] = old[i]
         old, new = new, old
     if passes % 2:
@@ -367,19 +366,18 @@ def _sort(cells: NDArray[np.int64], found: int, bits: int, row_bits: int, order:
 @njit(cache=True, nogil=True, error_model="numpy")
 def invert(
     chains: Chains,
-    shift: int,
-    row_bits: int,
-    start: int,
-    stop: int,
+    shift: Whole,
+    row_bits: Whole,
+    start: Whole,
+    stop: Whole,
     keys: NDArray[np.int64],
-    before: int,
+    before: Whole,
     slots: NDArray[np.uint32],
-    names: NDArray[np.int64],
     out: NDArray[np.int64],
 ) -> None:
     """Write each row's cell, its place in ``keys`` and those before, for the partitions [start, stop)."""
     row_mask, within = (np.int64(1) << row_bits) - 1, (np.int64(1) << shift) - 1
-    m = 0
+    records, m = chains.records, 0
     for part in range(start, stop):
         bits = _empty(slots, _records(chains, part))
         last_slot = np.uint64((1 << bits) - 1)
@@ -392,22 +390,11 @@ def invert(
         for t in range(len(chains.blocks)):
             block = chains.first[t, part]
             for b in range(chains.blocks[t, part]):
-                last = b + 1 == chains.blocks[t, part]
-                for i in range(chains.filled[t, part] if last else BLOCK):
-                    word = chains.records[block, i, 0]
-                    key, row = word >> row_bits, word & row_mask
+                at, n = _span(chains, t, part, b, block)
+                for i in range(n):
+                    key, row = records[at + i, 0] >> row_bits, records[at + i, 0] & row_mask
                     slot = _slot(key, bits)
                     while keys[slots[slot]] & within != key:
                         slot = (slot + np.uint64(1)) & last_slot
-                    out[names[row] if names.size else row] = before + slots[slot]
+                    out[row] = before + slots[slot]
                 block = chains.following[block]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def by_cell(inverse: NDArray[np.int64], at: NDArray[np.int64], order: NDArray[np.int64]) -> None:
-    """Fill in ``order``, the rows cell by cell; ``at``: where those of each cell begin, and in the end stop."""
-    for row in range(len(inverse)):
-        cell = inverse[row]
-        if cell >= 0:
-            order[at[cell]] = row
-            at[cell] += 1

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from . import draw, scratch
@@ -18,7 +19,6 @@ from .cells import (
     NEAREST,
     RANDOM,
     WORDS,
-    by_cell,
     group_chains,
     group_rows,
     invert,
@@ -26,18 +26,18 @@ from .cells import (
     slot_bits,
 )
 from .grid import Box, Grid, sorted_rows, starts_of
-from .tables import Chains, Sums, Table, Where
+from .tables import Chains, Picking, Sums, Table, Where
 from .threads import each
 
 Pick = Literal["centroid", "first", "nearest", "random", "center"]
-"""What stands for a cell: the mean of its rows; its first row; the row nearest to its centre; the row with the
-least hash; its middle."""
+"""What stands for a cell: the mean of its rows; its first row; the row nearest to its centre; the row
+with the least hash; its middle."""
 
 PICKS: tuple[Pick, ...] = get_args(Pick)
 
-_DIRECT = 1 << 17  # rows; so many cells and their slots still fit the second-level cache
+_DIRECT = 1 << 16  # rows; so many cells and their slots still fit the second-level cache
 _MOST_PARTITIONS = 10  # bits; each has a line that is being written, and these must stay in the cache
-_ROWS_A_PARTITION = 512
+_ROWS_A_PARTITION = 2048
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Groups:
     """The cells taken, m of them, sorted, and what their rows add up to.
 
     ``n``, ``rows``: how many rows there are, and which of them were grouped, int64, or None for all.
-    ``tables``: one for each thread. ``fill``: writes the cell of each grouped row into an int64 array (n,).
+    ``tables``: one for each thread. ``fill``: writes each grouped row's cell into an int64 array.
     """
 
     n: int
@@ -71,7 +71,7 @@ class Groups:
     @cached_property
     def count(self) -> NDArray[np.int64]:
         """int64 (m,): rows of each cell."""
-        return self.column("count")
+        return self.column("counts")
 
     @cached_property
     def picked(self) -> NDArray[np.int64]:
@@ -86,9 +86,13 @@ class Groups:
     @cached_property
     def inverse(self) -> NDArray[np.int64]:
         """int64 (n,): the cell of each row, an index into the others; -1 for rows that were not grouped."""
-        out = np.empty(self.n, np.int64) if self.rows is None else np.full(self.n, -1, np.int64)
-        self.fill(out)
-        return out
+        grouped = np.empty(self.n if self.rows is None else len(self.rows), np.int64)
+        self.fill(grouped)
+        if self.rows is None:
+            return grouped
+        every = np.full(self.n, -1, np.int64)
+        every[self.rows] = grouped
+        return every
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -99,7 +103,7 @@ class Groups:
     def order(self) -> NDArray[np.int64]:
         """The rows in the order of cells; rows of one cell in their own."""
         order = np.empty(int(self.starts[-1]), np.int64)
-        by_cell(self.inverse, self.starts[:-1].copy(), order)
+        _by_cell(self.inverse, self.starts[:-1].copy(), order)
         return order
 
 
@@ -117,8 +121,8 @@ def group(
 ) -> Groups:
     """Group finite points, float32 or float64 (n, 3) in C order, each with its column of ``lanes`` (w, n).
 
-    ``n``, ``rows``: how many rows there are, and which of them the points are, or None for all. ``seed``: for the pick
-    "random", whose hash is one of the seed and the row. ``steps``: whether to keep the sums of places.
+    ``n``, ``rows``: how many rows there are, and which of them the points are, or None for all. ``seed``: for
+    the pick "random", whose hash is one of the seed and the row. ``steps``: whether to keep sums of places.
     """
     box, row_bits = grid.box(points), max(len(points) - 1, 1).bit_length()
     bits, apart = (box.cells - 1).bit_length(), 0
@@ -130,21 +134,12 @@ def group(
         bits = max(len(taken) - 1, 1).bit_length()
         apart = min(apart, bits)
     _, width_y, width_z = map(float, box.shape)
-    where = Where(grid.origin, grid.corner, grid.size, box.low, width_y, width_z, known, taken)
+    where = Where(grid.origin, grid.corner, grid.size, box.low, width_y, width_z, known, taken, row_bits)
 
     mode = {"nearest": NEAREST, "random": RANDOM}.get(pick, FIRST)
     names = np.empty(0, np.int64) if rows is None else rows
-    work = _Work(
-        points,
-        where,
-        lanes,
-        row_bits,
-        mode,
-        np.uint64(draw.key("voxel", seed)),
-        names,
-        steps,
-        pick == "centroid",
-    )
+    picking = Picking(mode, np.uint64(draw.key("voxel", seed)), names)
+    work = _Work(points, where, lanes, picking, steps, pick == "centroid")
     tables, fill = _partitioned(work, bits, apart, threads) if apart else _direct(work, bits)
     return Groups(n, rows, box, where, tables, fill)
 
@@ -156,10 +151,7 @@ class _Work:
     points: NDArray[Any]
     where: Where
     lanes: NDArray[np.float32]
-    row_bits: int
-    mode: int
-    seed: np.uint64
-    names: NDArray[np.int64]
+    picking: Picking
     steps: bool
     mean: bool
 
@@ -170,7 +162,7 @@ class _Work:
             scratch.take(most, np.int64),
             scratch.take(most, np.int64),
             scratch.take(most, np.int64),
-            scratch.take(most if self.mode != FIRST else 0, np.int64),
+            scratch.take(most if self.picking.mode != FIRST else 0, np.int64),
             scratch.take((most if self.steps else 0, 3), np.int64),
             scratch.take((most if self.mean else 0, 3), np.float32),
             scratch.take((most if width else 0, width), np.float64),
@@ -194,44 +186,41 @@ def _direct(work: _Work, bits: int) -> tuple[list[Table], Fill]:
     """Rows as they come into one table."""
     n, points, where, lanes = len(work.points), work.points, work.where, work.lanes
     sums, table, owners = work.sums(n), work.table(n), scratch.take(n, np.uint32)
-    picking = (work.mode, work.seed, work.names)
-    m = group_rows(points, where, lanes, work.row_bits, bits, *picking, sums, owners, table)
+    m = group_rows(points, where, lanes, bits, work.picking, sums, owners, table)
 
     def fill(out: NDArray[np.int64]) -> None:
-        if n:
-            rank = np.empty(m, np.int64)
-            rank[sums.order[0, :m] & ((1 << work.row_bits) - 1)] = np.arange(m)
-            out[work.names if work.names.size else slice(None)] = rank[owners]
+        rank = np.empty(m, np.int64)
+        rank[sums.order[0, :m] & ((1 << where.row_bits) - 1)] = np.arange(m)
+        np.take(rank, owners, out=out)
 
     return [_cut(table, m)], fill
 
 
 def _partitioned(work: _Work, bits: int, apart: int, threads: int) -> tuple[list[Table], Fill]:
     """Rows into partitions, told apart by the first bits of their key; then partition by partition."""
-    n, shift, row_bits = len(work.points), bits - apart, work.row_bits
+    n, shift = len(work.points), bits - apart
     parts, a_thread = 1 << apart, -(-n // threads)
     chains = _chains(a_thread, parts, threads, len(work.lanes))
     blocks = len(chains.following) // threads
     each(
-        partial(scatter, work.points, work.where, work.lanes, shift, row_bits, chains),
+        partial(scatter, work.points, work.where, work.lanes, shift, chains),
         [(n * t // threads, n * (t + 1) // threads, t, t * blocks) for t in range(threads)],
     )
 
-    counts = ((chains.blocks - 1) * BLOCK + chains.filled).sum(axis=0)
+    counts = (chains.blocks * BLOCK - (-chains.end) % BLOCK).sum(axis=0)
     most, spans = int(counts.max()), _spans(counts, threads)
     # memory is taken on this thread, which lasts
     calls = [(a, b, work.sums(most), work.table(int(counts[a:b].sum()))) for a, b in spans]
-    picking = (work.mode, work.seed, work.names)
-    found = each(partial(group_chains, chains, work.where, row_bits, shift, *picking), calls)
+    found = each(partial(group_chains, chains, work.where, shift, work.picking), calls)
     tables = [_cut(call[-1], m) for call, m in zip(calls, found, strict=True)]
 
     def fill(out: NDArray[np.int64]) -> None:
         before, inversions = 0, []
         for table, (a, b) in zip(tables, spans, strict=True):
             slots = scratch.take(1 << slot_bits(most), np.uint32)
-            inversions.append((a, b, table.key, before, slots, work.names, out))
+            inversions.append((a, b, table.key, before, slots, out))
             before += len(table.key)
-        each(partial(invert, chains, shift, row_bits), inversions)
+        each(partial(invert, chains, shift, work.where.row_bits), inversions)
 
     return tables, fill
 
@@ -239,7 +228,7 @@ def _partitioned(work: _Work, bits: int, apart: int, threads: int) -> tuple[list
 def _chains(rows: int, parts: int, threads: int, lanes: int) -> Chains:
     """Room for so many rows of each thread: every partition may have one block that is not full."""
     blocks = threads * (rows // BLOCK + min(rows, parts) + 1)
-    records = scratch.take((blocks, BLOCK, 2 + (lanes + 1) // 2), np.int64)
+    records = scratch.take((blocks * BLOCK, 2 + (lanes + 1) // 2), np.int64)
     return Chains(
         records,
         records.view(np.float32),
@@ -247,7 +236,7 @@ def _chains(rows: int, parts: int, threads: int, lanes: int) -> Chains:
         np.empty((threads, parts), np.int32),
         np.empty((threads, parts), np.int32),
         np.zeros((threads, parts), np.int64),
-        np.full((threads, parts), BLOCK, np.int64),
+        np.zeros((threads, parts), np.int64),
     )
 
 
@@ -259,7 +248,7 @@ def _spans(counts: NDArray[np.int64], threads: int) -> list[tuple[int, int]]:
 
 
 def _cut(table: Table, m: int) -> Table:
-    return Table(*(column[:m] for column in table))
+    return Table._make(column[:m] for column in table)
 
 
 def _numbered(points: NDArray[Any], grid: Grid) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -270,3 +259,13 @@ def _numbered(points: NDArray[Any], grid: Grid) -> tuple[NDArray[np.int64], NDAr
     number = np.empty(len(cells), np.int64)
     number[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     return number, cells[order[starts[:-1]]]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _by_cell(inverse: NDArray[np.int64], at: NDArray[np.int64], order: NDArray[np.int64]) -> None:
+    """Fill in ``order``, the rows cell by cell; ``at``: where those of each cell begin, later stop."""
+    for row in range(len(inverse)):
+        cell = inverse[row]
+        if cell >= 0:
+            order[at[cell]] = row
+            at[cell] += 1

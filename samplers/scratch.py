@@ -9,22 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-_KEPT = 1 << 27
-"""Most bytes that wait on a thread to be used again; what comes back beyond them goes to the system."""
+_KEPT = 1 << 28
+"""Most bytes that wait on a thread to be used again; beyond them those that waited longest go to the system."""
 
 _SMALL = 1 << 16
 """Below it the allocator has warm memory of its own."""
-
 
 _LINE = 64
 """Arrays begin with a line of the cache, so that rows of 64 bytes are one line each."""
 
 
 class _Pool(threading.local):
-    """A thread's blocks that wait, by size, and their bytes."""
+    """A thread's blocks that wait, the latest last, and their bytes."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, list[NDArray[np.uint8]]] = {}
+        self.blocks: list[NDArray[np.uint8]] = []
         self.bytes = 0
 
 
@@ -50,18 +49,21 @@ class _Lease:
     def __init__(self, n: int) -> None:
         # Four sizes to each power of two, so that clouds of nearly the same size share blocks.
         step = 1 << (n.bit_length() - 3)
-        size = -(-n // step) * step
-        waiting = _pool.blocks.get(size)
-        if waiting:
-            self._block = waiting.pop()
-            _pool.bytes -= size
-        else:
-            block = np.empty(size + _LINE, np.uint8)
-            self._block = block[-block.ctypes.data % _LINE :][:size]
+        self._block = _waiting(-(-n // step) * step)
         self.__array_interface__ = self._block.__array_interface__
 
     def __del__(self) -> None:
-        size = self._block.size
-        if _pool.bytes + size <= _KEPT:
-            _pool.blocks.setdefault(size, []).append(self._block)
-            _pool.bytes += size
+        _pool.blocks.append(self._block)
+        _pool.bytes += self._block.size
+        while _pool.bytes > _KEPT:
+            _pool.bytes -= _pool.blocks.pop(0).size
+
+
+def _waiting(size: int) -> NDArray[np.uint8]:
+    """The latest block of a size, or a new one."""
+    for i in range(len(_pool.blocks) - 1, -1, -1):
+        if _pool.blocks[i].size == size:
+            _pool.bytes -= size
+            return _pool.blocks.pop(i)
+    block = np.empty(size + _LINE, np.uint8)
+    return block[-block.ctypes.data % _LINE :][:size]

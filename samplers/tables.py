@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+Whole: TypeAlias = Any
+"""A whole number in a kernel, Python's or numpy's."""
 
 
 class Where(NamedTuple):
@@ -22,9 +25,20 @@ class Where(NamedTuple):
     """Cells of the box along y."""
     width_z: float
     known: NDArray[np.int64]
-    """(n,): each row's key where the box has more cells than can be numbered, so those taken are; else (0,)."""
+    """(n,): each row's key, where the box has too many cells to number and those taken are; else (0,)."""
     taken: NDArray[np.int64]
     """(keys, 3): the cells that such keys stand for; else (0, 3)."""
+    row_bits: int
+    """Bits of a row: a key and a row, or a cell as it came up, share a word."""
+
+
+class Picking(NamedTuple):
+    """Which row stands for its cell."""
+
+    mode: int
+    seed: np.uint64
+    names: NDArray[np.int64]
+    """(n,): the rows' numbers that are hashed; (0,) where they are 0 to n."""
 
 
 class Sums(NamedTuple):
@@ -48,9 +62,9 @@ class Chains(NamedTuple):
     """
 
     records: NDArray[np.int64]
-    """(blocks, 64, 2 + words of lanes)."""
+    """(blocks * 64, 2 + words of lanes)."""
     lanes: NDArray[np.float32]
-    """The same memory, (blocks, 64, 4 + lanes, up to an even number)."""
+    """The same memory, (blocks * 64, 4 + lanes, up to an even number)."""
     following: NDArray[np.int32]
     """(blocks,): the next block of the chain."""
     first: NDArray[np.int32]
@@ -59,8 +73,8 @@ class Chains(NamedTuple):
     """(threads, partitions): the last block."""
     blocks: NDArray[np.int64]
     """(threads, partitions): how many blocks."""
-    filled: NDArray[np.int64]
-    """(threads, partitions): records of the last block; 64 where there is none, as if it were full."""
+    end: NDArray[np.int64]
+    """(threads, partitions): where the next record goes; a multiple of 64 where that takes a new block."""
 
 
 class Table(NamedTuple):
@@ -68,14 +82,14 @@ class Table(NamedTuple):
 
     key: NDArray[np.int64]
     """(m,): places in the box of cells, z fastest, or numbers of cells where those taken are numbered."""
-    count: NDArray[np.int64]
+    counts: NDArray[np.int64]
     """(m,): rows of each."""
     row: NDArray[np.int64]
     """(m,): the row that stands for each, of those that were partitioned."""
     weight: NDArray[np.int64]
-    """(m,) where a row is picked by weight: the least, of several the lowest row's, stands for the cell; else (0,)."""
+    """(m,) where a row is picked by weight: the least, of several the lowest row's; else (0,)."""
     steps: NDArray[np.int64]
-    """(m, 3) where asked for: sums of the places inside the cell, in steps of its edge / 2^21; else (0, 3)."""
+    """(m, 3) where asked for: sums of the places inside the cell, in steps of edge / 2^21; else (0, 3)."""
     mean: NDArray[np.float32]
     """(m, 3) for "centroid": mean of the rows, relative to the grid's origin; else (0, 3)."""
     lanes: NDArray[np.float64]
