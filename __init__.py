@@ -1,7 +1,8 @@
 """tamis sieves point clouds and feeds them to training.
 
 Raw scans -> checked shards (`build`, `Dataset`, `verify`) -> batches (`Loader`) -> a small parallel trainer.
-The samplers stand on their own: `voxel`, `farthest`, `farthest_batch`, `random`, `RatioSchedule`.
+The samplers stand on their own: `farthest`, `farthest_batch`, `voxel`, `VoxelAccumulator`, `voxelise`, `random`,
+`stratified`, `adaptive`, `RatioSchedule`.
 Names are imported when first used, so that `import tamis` costs nothing.
 """
 
@@ -18,11 +19,24 @@ if TYPE_CHECKING:
     from tamis.pipelines.build import build
     from tamis.pipelines.dataset import Dataset
     from tamis.pipelines.verify import verify
-    from tamis.samplers import RatioSchedule, Voxels, farthest, farthest_batch, random, voxel
+    from tamis.samplers import (
+        Adaptive,
+        RatioSchedule,
+        Voxelised,
+        Voxels,
+        adaptive,
+        farthest,
+        farthest_batch,
+        random,
+        stratified,
+        voxel,
+        voxelise,
+    )
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Adaptive": "tamis.samplers.adaptive",
     "Batch": "tamis.loaders.loader",
     "DaliLoader": "tamis.loaders.dali",
     "DataError": "tamis.errors",
@@ -31,17 +45,22 @@ _HOMES = {
     "RatioSchedule": "tamis.samplers.ratio",
     "TamisError": "tamis.errors",
     "UsageError": "tamis.errors",
+    "Voxelised": "tamis.samplers.voxelise",
     "Voxels": "tamis.samplers.voxel",
+    "adaptive": "tamis.samplers.adaptive",
     "build": "tamis.pipelines.build",
     "farthest": "tamis.samplers.farthest",
     "farthest_batch": "tamis.samplers.farthest",
     "random": "tamis.samplers.random",
+    "stratified": "tamis.samplers.stratified",
     "to_device": "tamis.loaders.device",
     "verify": "tamis.pipelines.verify",
     "voxel": "tamis.samplers.voxel",
+    "voxelise": "tamis.samplers.voxelise",
 }
 
 __all__ = [
+    "Adaptive",
     "Batch",
     "DaliLoader",
     "DataError",
@@ -50,14 +69,18 @@ __all__ = [
     "RatioSchedule",
     "TamisError",
     "UsageError",
+    "Voxelised",
     "Voxels",
+    "adaptive",
     "build",
     "farthest",
     "farthest_batch",
     "random",
+    "stratified",
     "to_device",
     "verify",
     "voxel",
+    "voxelise",
 ]
 
 

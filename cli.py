@@ -16,6 +16,7 @@ from .errors import DataError, TamisError, system_error
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .pipelines.sample import Method
     from .trainer.settings import Settings
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -157,6 +158,58 @@ def train(
     run(settings, folder)
 
 
+@app.command(epilog="Example: tamis sample scan.laz thin.laz --voxel 0.1")
+def sample(
+    file: Annotated[Path, typer.Argument(metavar="IN", help="A scan: LAS, LAZ or NPY.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="What to write: .laz or .las (from LAS or LAZ), .npy, .npz, .arrow, .parquet. "
+            "A file that is there is replaced.",
+        ),
+    ],
+    voxel: Annotated[
+        float | None,
+        typer.Option(metavar="SIZE", help="A point for each voxel of this edge, in the unit of the scan."),
+    ] = None,
+    farthest: Annotated[
+        int | None, typer.Option(metavar="N", help="N points, each the farthest from all before.")
+    ] = None,
+    random: Annotated[
+        float | None,
+        typer.Option(metavar="RATIO", help="A random share, above 0, at most 1; above 1: so many points."),
+    ] = None,
+    adaptive: Annotated[
+        int | None, typer.Option(metavar="N", help="N points by the method that suits the scan, and why.")
+    ] = None,
+    pick: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PICK",
+            help="What stands for a voxel: centroid (the default; fields merge by kind), first, nearest, "
+            "random, center.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+) -> None:
+    """Thin a scan by exactly one of --voxel, --farthest, --random and --adaptive; every field is kept."""
+    from .errors import UsageError
+    from .pipelines.sample import sample as thin
+
+    given: dict[Method, float | None] = {
+        "voxel": voxel,
+        "farthest": farthest,
+        "random": random,
+        "adaptive": adaptive,
+    }
+    chosen = [(method, amount) for method, amount in given.items() if amount is not None]
+    if len(chosen) != 1:
+        named = " and ".join(f"--{method}" for method, _ in chosen) or "no method"
+        raise UsageError("tamis sample", f"{named} given", f"give one of --{', --'.join(given)}")
+    typer.echo(thin(file, out, *chosen[0], pick=pick, seed=seed))
+
+
 @app.command(epilog="Example: tamis predict runs/first scan.laz -o labelled.laz")
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
@@ -221,6 +274,42 @@ def bench_trainer(
 
     _tell_how_far_it_is()
     typer.echo(render(run(json)))
+
+
+@bench.command("samplers", epilog="Example: tamis bench samplers --json samplers.json")
+def bench_samplers(
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write every row to this file.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: 10,000 points, few rounds, no verdict.")
+    ] = False,
+) -> None:
+    """Samplers beside fpsample, Open3D, numpy, pandas and polars, on the same clouds in one run."""
+    from .bench.sampler_table import render
+    from .bench.samplers import FULL, QUICK, run
+
+    _tell_how_far_it_is()
+    typer.echo(render(run(json, QUICK if quick else FULL)))
+
+
+@bench.command("quality", epilog="Example: tamis bench quality --data scans --json quality.json")
+def bench_quality(
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Where the scans are. Default: $TAMIS_DATA."),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write every row to this file.")
+    ] = None,
+) -> None:
+    """What each sampler keeps of real scans: coverage, classes, registration. Needs Open3D."""
+    from .bench.quality import VARIABLE, run
+    from .bench.quality_table import render
+
+    _tell_how_far_it_is()
+    given = data or os.environ.get(VARIABLE)
+    typer.echo(render(run(Path(given) if given else None, json)))
 
 
 def _settings(config: str, out: Path | None, overrides: list[str] | None) -> tuple[Settings, Path]:

@@ -43,24 +43,32 @@ def _find_cache() -> None:
 
 _find_cache()  # before the first @njit(cache=True) below
 
+from .adaptive import Adaptive, adaptive  # noqa: E402
 from .curve import serialise  # noqa: E402
 from .farthest import farthest, farthest_batch  # noqa: E402
 from .fields import Kind, Reduction, kind_of, reduction  # noqa: E402
 from .random import random  # noqa: E402
 from .ratio import RatioSchedule, RatioSettings  # noqa: E402
+from .stratified import stratified  # noqa: E402
 from .voxel import Voxels, voxel  # noqa: E402
+from .voxelise import Voxelised, voxelise  # noqa: E402
 
 __all__ = [
+    "Adaptive",
     "Kind",
     "RatioSchedule",
     "RatioSettings",
     "Reduction",
+    "Voxelised",
     "Voxels",
+    "adaptive",
     "farthest",
     "farthest_batch",
     "kind_of",
     "random",
     "reduction",
     "serialise",
+    "stratified",
     "voxel",
+    "voxelise",
 ]

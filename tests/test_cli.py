@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tamis import cli
@@ -27,7 +28,8 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == []
     text = subprocess.check_output([sys.executable, "-m", "tamis", "--help"], text=True)
     assert all(
-        name in text for name in ("build", "inspect", "verify", "stream", "train", "predict", "config")
+        name in text
+        for name in ("build", "inspect", "verify", "stream", "train", "predict", "sample", "config")
     )
 
 
@@ -56,6 +58,20 @@ def test_config_prints_what_it_reads_back(capsys: pytest.CaptureFixture[str], tm
         (["verify", "nowhere"], 1, ["nowhere"]),
         (["inspect", "nowhere"], 1, ["nowhere"]),
         (["predict", "nowhere", "a.laz", "-o", "b.laz"], 1, ["nowhere"]),
+        (["sample", "nowhere.las", "out.las", "--voxel", "1"], 1, ["nowhere.las", "cannot be read"]),
+        (["sample", "a.las"], 2, ["Missing argument 'OUT'"]),
+        (["sample", "a.las", "b.las"], 2, ["no method given", "--voxel, --farthest, --random, --adaptive"]),
+        (["sample", "a.las", "b.las", "--voxel", "1", "--random", "1"], 2, ["--voxel and --random given"]),
+        (["sample", "a.las", "b.las", "--voxel", "0"], 2, ["--voxel: is 0", "above 0"]),
+        (["sample", "a.las", "b.las", "--voxel", "nan"], 2, ["--voxel: is nan"]),
+        (["sample", "a.las", "b.las", "--random", "0"], 2, ["--random: is 0", "ratio"]),
+        (["sample", "a.las", "b.las", "--random", "1.5"], 2, ["--random: is 1.5"]),
+        (["sample", "a.las", "b.las", "--farthest", "0"], 2, ["--farthest: is 0"]),
+        (["sample", "a.las", "b.las", "--adaptive", "many"], 2, ["--adaptive", "integer"]),
+        (["sample", "a.las", "b.las", "--voxel", "1", "--pick", "last"], 2, ["'last'", "nearest"]),
+        (["sample", "a.las", "b.las", "--random", "1", "--pick", "first"], 2, ["--pick", "leave it out"]),
+        (["sample", "a.las", "b.txt", "--random", "1"], 2, ["b.txt", ".parquet"]),
+        (["sample", "a.las", "none/b.las", "--random", "1"], 2, ["none/b.las", "folder does not exist"]),
         (["build", "quickstart", "--set", "data.root=nowhere", "--out", "run"], 1, ["nowhere"]),
         (["build", "quickstart", "--set", 'data.files=["no*.laz"]', "--out", "run"], 1, ["no*.laz"]),
         (["stream", "quickstart", "--out", "run"], 1, ["run", "tamis build"]),
@@ -76,6 +92,66 @@ def test_misuse_is_one_plain_line(
     assert err.count("\n") == 1
     assert all(word in err for word in words), err
     assert not list(tmp_path.rglob("*.arrow")), "something was left half-written"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["empty.las", "out.las", "--random", "1"], 1, ["empty.las", "is empty"]),
+        (["cut.las", "out.las", "--random", "1"], 1, ["cut.las"]),
+        (["text.las", "out.las", "--random", "1"], 1, ["text.las", "neither LAS/LAZ nor NPY"]),
+        ([".", "out.las", "--random", "1"], 1, ["is no file"]),
+        (["cloud.npy", "out.npy", "--farthest", "6"], 2, ["cloud.npy", "has 5", "--farthest asks for 6"]),
+        (["cloud.npy", "out.npy", "--random", "6"], 2, ["cloud.npy", "has 5", "--random asks for 6"]),
+        (["cloud.npy", "out.npy", "--adaptive", "6"], 2, ["cloud.npy", "has 5", "--adaptive asks for 6"]),
+        (["cloud.npy", "out.las", "--random", "1"], 2, ["out.las", ".arrow"]),
+        (["cloud.npy", "./cloud.npy", "--random", "1"], 2, ["is the input itself"]),
+        (["cloud.npy", "folder.npy", "--random", "1"], 2, ["is a folder"]),
+        (["cloud.npy", "out.npy", "--voxel", "1e-300"], 2, ["voxel"]),
+    ],
+)
+def test_sampling_that_cannot_be_is_one_plain_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shipped_laz: Path,
+    arguments: list[str],
+    code: int,
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("cloud.npy", np.arange(15.0).reshape(5, 3))
+    for name, content in (
+        ("empty.las", b""),
+        ("cut.las", shipped_laz.read_bytes()[:-999]),
+        ("text.las", b"hello"),
+    ):
+        Path(name).write_bytes(content)
+    Path("folder.npy").mkdir()
+    before = set(tmp_path.rglob("*"))
+    exit, out, err = run(capsys, "sample", *arguments)
+    assert (exit, out) == (code, "")
+    assert err.startswith("tamis: ")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_sample_says_what_it_did(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shipped_laz: Path
+) -> None:
+    out = tmp_path / "out.laz"
+    for arguments, words in [
+        (["--voxel", "100", "--pick", "nearest"], ["37,805 -> "]),
+        (["--farthest", "20"], ["37,805 -> 20 points"]),
+        (["--random", "0.01", "--seed", "7"], ["37,805 -> 378 points"]),
+        (["--adaptive", "30"], ["37,805 -> 30 points; farthest point leaves the smallest gaps"]),
+    ]:
+        code, text, _ = run(capsys, "sample", str(shipped_laz), str(out), *arguments)
+        assert code == 0
+        assert text.startswith(f"{out}: ")
+        assert text.count("\n") == 1
+        assert all(word in text for word in words), text
 
 
 def test_ctrl_c_says_that_the_command_continues(

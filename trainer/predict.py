@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..config import load
 from ..errors import DataError, UsageError
 from ..pipelines.cut import columns_of, cut, select
+from ..pipelines.las_copy import write_copy
 from ..pipelines.readers import Scan, read
 from ..pipelines.records import sample_id
 from ..pipelines.settings import DataSettings
@@ -22,7 +23,6 @@ from ..pipelines.splits import FilesSplit
 from . import checkpoint
 from .learner import whole_model
 from .model_settings import PointSettings
-from .relabel import relabel
 from .settings import Settings
 from .tasks import Segmentation, TaskState
 from .tasks.points import predict_points
@@ -54,7 +54,8 @@ def predict(run: Path, file: Path, out: Path) -> str:
     for rows, columns, id in _samples(file, scan, settings.data):
         scores = predict_points(model, task, columns, settings.trainer, id, torch.device("cpu"))
         found[rows] = codes[scores.argmax(axis=1)]
-    relabel(file, las, label, found, out)
+    las[label] = found
+    write_copy(file, las, out, same_points=True)
     counts = (f"{name} {(found == code).sum():,}" for name, code in zip(state.classes, codes, strict=True))
     return f"{out}: {len(found):,} points, {', '.join(counts)}"
 

@@ -1,4 +1,4 @@
-"""Writes one field of a LAS or LAZ file anew and leaves everything else as it was."""
+"""Writes the points of a LAS or LAZ file to another and leaves as it was whatever was not asked for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import logging
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import laspy
-from numpy.typing import NDArray
 
 from ..files import atomic
-from ..pipelines.readers.las import EVLR_AT, EVLR_COUNT, HEADER_SIZE, VLR_COUNT
+from .readers.las import EVLR_AT, EVLR_COUNT, HEADER_SIZE, VLR_COUNT
 
 log = logging.getLogger(__name__)
 
@@ -21,21 +20,20 @@ _COUNTS = (107, 24)  # the number of points as LAS 1.0 to 1.3 count them
 _BOUNDS = (179, 48)
 
 
-def relabel(file: Path, las: laspy.LasData, field: str, values: NDArray[Any], out: Path) -> None:
-    """Write ``las``, which was read from ``file``, to ``out`` with other ``values`` in one field.
+def write_copy(file: Path, las: laspy.LasData, out: Path, *, same_points: bool) -> None:
+    """Write ``las``, which was read from ``file``, to ``out``; its suffix says whether it is compressed.
 
-    The suffix of ``out`` says whether it is compressed. laspy would describe extra fields, bounds and counts
-    in its own words; so records and figures are taken from the bytes of ``file``. Only the records of a
+    laspy would describe extra fields, bounds and counts in its own words; so records, and where they are the
+    ``same_points`` the figures too, are taken from the bytes of ``file``. Only the records of a
     cloud-optimised file are dropped: they say where in the old file its points lie.
     """
-    las[field] = values
     with file.open("rb") as source, atomic(out) as temporary, temporary.open("wb+") as stream:
         las.header.vlrs[:] = _records(source, _number(source, HEADER_SIZE, 2), _number(source, VLR_COUNT, 4))
         if las.evlrs is not None:
             first, count = _number(source, EVLR_AT, 8), _number(source, EVLR_COUNT, 4)
             las.evlrs[:] = _records(source, first, count, extended=True)
         las.write(stream, do_compress=out.suffix.lower() == ".laz")
-        for place, size in (_COUNTS, _BOUNDS):
+        for place, size in (_COUNTS, _BOUNDS) if same_points else ():
             source.seek(place)
             stream.seek(place)
             stream.write(source.read(size))
