@@ -1,8 +1,8 @@
 """tamis sieves point clouds and feeds them to training.
 
 Raw scans -> checked shards (`build`, `Dataset`, `verify`) -> batches (`Loader`) -> a small parallel trainer.
-The samplers stand on their own: `farthest`, `farthest_batch`, `voxel`, `VoxelAccumulator`, `voxelise`, `random`,
-`stratified`, `adaptive`, `RatioSchedule`.
+The samplers stand on their own: `farthest`, `farthest_batch`, `voxel`, `VoxelAccumulator`, `voxelise`,
+`random`, `stratified`, `adaptive`, `RatioSchedule`.
 Names are imported when first used, so that `import tamis` costs nothing.
 """
 

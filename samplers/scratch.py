@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _KEPT = 1 << 28
-"""Most bytes that wait on a thread to be used again; beyond them those that waited longest go to the system."""
+"""Most bytes that wait on a thread to be used again; beyond them those that waited longest are freed."""
 
 _SMALL = 1 << 16
 """Below it the allocator has warm memory of its own."""

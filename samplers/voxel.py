@@ -82,16 +82,16 @@ def voxel(
     ``xyz``: (n, 3) real numbers, numpy or a torch CPU tensor, relative to ``origin`` (3,), zero by default.
     ``grid_origin`` (3,): a corner of the grid, by default -size / 1024 on each axis: scans lie on decimal
     lattices, and rows on a boundary would change cell with the rounding of their origin.
-    ``pick``, which concerns ``xyz`` and ``index``: "centroid", the mean of a cell's rows, right to size * 2^-22
-    in any order of the rows and then rounded to float32; "first", the first row as it is (float32);
-    "nearest", the row nearest to the cell's centre, told apart by size * 2^-21; "random", the row with the
-    least hash of ``seed`` and row; "center", the middle of the cell. The lowest row wins a tie.
+    ``pick``, which concerns ``xyz`` and ``index``: "centroid", the mean of a cell's rows, right to
+    size * 2^-22 in any order of rows and then rounded to float32; "first", the first row as it is; "nearest",
+    the row nearest to the cell's centre, told apart by size * 2^-21; "random", the row with the least hash
+    of ``seed`` and row; "center", the middle of the cell. The lowest row wins a tie.
     ``fields``: name -> array of n rows, merged by kind (`fields.kind_of`): class by majority (-1 votes only
     where nothing else does, the lowest wins a tie), colour by mean (rounded for whole numbers), vector by
     mean of length 1, floats of no known kind by mean, the rest by the row that ``index`` names.
     ``reduce``: name -> reduction overrides that ("first" is the row that ``index`` names).
-    ``threads``: at most so many; by default the CPUs that this process may use, where they help. The result is
-    the same.
+    ``threads``: at most so many; by default the CPUs that this process may use, where they help. The
+    result is the same.
 
     Rows with a non-finite coordinate are left out and counted in a warning. Raises UsageError for a pick,
     reduction, shape or dtype it cannot serve, and for cells numbered beyond 2^53.
