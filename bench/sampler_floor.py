@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+
+from ..samplers import group
 
 _TIMES = 30
 
@@ -38,11 +43,44 @@ def stage_rows(stages: Sequence[Stage], n: int, cloud: str) -> list[dict[str, An
     return found
 
 
-def voxel_stages(n: int, m: int, fields: int, whole_ms: float) -> list[Stage]:
-    """Of a voxel grid of ``n`` rows and ``m`` cells on one thread. Parts that are timed are added here."""
-    row = 4 * (3 + fields)
+def voxel_stages(n: int, m: int, fields: int, whole_ms: float, parts: Mapping[str, float]) -> list[Stage]:
+    """Of a voxel grid of ``n`` rows and ``m`` cells on one thread: the whole, and ``parts``, kernels' times.
+
+    A record is two words and the fields, two to a word; a cell is three words, its mean and its fields.
+    """
+    row, record = 4 * (3 + fields), 16 + 8 * -(-fields // 2)
+    cells = m * (24 + row + 4 * fields)
     name = f"voxel, {fields} fields" if fields else "voxel"
-    return [Stage(name, n * row, m * row, whole_ms)]
+    traffic = {
+        "scatter": (n * row, n * record),
+        "group_chains": (n * record, cells),
+        "group_rows": (n * row, cells),
+    }
+    return [
+        Stage(name, n * row, m * row, whole_ms),
+        *(Stage(f"{name}: {part}", *traffic[part], ms) for part, ms in parts.items()),
+    ]
+
+
+def kernels_ms(run: Callable[[], object], rounds: int) -> dict[str, float]:
+    """Milliseconds a run spends in each kernel of the voxel grid that it calls: medians."""
+    taken: dict[str, list[float]] = {}
+
+    def timed(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            found = kernel(*arguments)
+            taken.setdefault(name, []).append((time.perf_counter() - start) * 1e3)
+            return found
+
+        return call
+
+    with ExitStack() as patches:
+        for name in ("scatter", "group_chains", "group_rows"):
+            patches.enter_context(patch.object(group, name, timed(name, getattr(group, name))))
+        for _ in range(rounds):
+            run()
+    return {name: statistics.median(ms) for name, ms in taken.items()}
 
 
 @cache

@@ -22,7 +22,7 @@ from .compare import Report
 from .loader import machine
 from .sampler_check import Cells, Grid, Picks, rows_differ
 from .sampler_clouds import CLOUDS, SIZE, Cloud, fields
-from .sampler_floor import stage_rows, voxel_stages
+from .sampler_floor import kernels_ms, stage_rows, voxel_stages
 from .sampler_grids import grid_peers
 from .sampler_peers import Peers, batch_peers, farthest_peers, installed, random_peers, versions
 from .sampler_table import ABOUT, figures
@@ -96,8 +96,10 @@ def run(out: Path | None = None, sizes: Sizes = FULL) -> Report:
             log.info("%s", contest.title)
             report["rows"] += rows(contest, taken)
             if contest.op == "voxel" and contest.outputs == "xyz":
-                whole = voxel_stages(contest.n, contest.k, contest.fields, taken[THREADS[1]].wall_ms)
-                report["floor"] += stage_rows(whole, contest.n, contest.cloud)
+                parts = kernels_ms(contest.ours[1].run, sizes.rounds)
+                ms = taken[THREADS[1]].wall_ms
+                stages = voxel_stages(contest.n, contest.k, contest.fields, ms, parts)
+                report["floor"] += stage_rows(stages, contest.n, contest.cloud)
         if sizes == FULL:  # they are of its sizes
             report["figures"] = [figure.values() for figure in figures(report["rows"])]
         if out:

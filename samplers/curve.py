@@ -22,6 +22,18 @@ _DIGIT = 13
 
 _CELLS = 2.0**31
 
+_CELL_BITS = 12
+"""Most bits of a cell's number in `along_curve`: its counters and the lines written stay in the cache."""
+
+_CROWDED = 512
+"""Fewest rows of a cell that are worth a curve of their own."""
+
+_LEVELS = 4
+"""How often a crowded cell is cut again: 48 bits tell any two places of a cloud apart that matter."""
+
+_POINT = 1e-30
+"""An extent below it is no longer cut: its reciprocal would be no float32."""
+
 
 def serialise(xyz: NDArray[np.float32], cell: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Order rows along two 2-D Morton curves over x and y, with cells of edge ``cell``.
@@ -47,17 +59,6 @@ def serialise(xyz: NDArray[np.float32], cell: float) -> tuple[NDArray[np.int64],
     )
     second = _plane_keys(points, order, low, cell, 1, 0, _SHIFT)
     return order, radix_order(second, np.arange(len(points)))
-
-
-def morton_order(points: NDArray[np.float32]) -> NDArray[Any]:
-    """Rows along a 3-D Morton curve whose cells are nearly cubes: int32 (n,), or int64 from 2^31 rows on.
-
-    ``points``: float32 (n, 3) in C order, n > 0, finite. The cells are about 30 times as many as the rows.
-    """
-    bits = min(max((len(points) - 1).bit_length() + 5, 12), 26)
-    rows = np.arange(len(points), dtype=np.int32 if len(points) < 2**31 else np.int64)
-    ordered: NDArray[Any] = radix_order(_space_keys(points, bits), rows)
-    return ordered
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -124,60 +125,139 @@ def _plane_keys(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _space_keys(points: NDArray[np.float32], bits: int) -> NDArray[np.uint32]:
-    """Morton keys of ``bits`` bits over three axes; the longer an axis, the more of the bits are its own."""
-    low, extent = _bounds(points)
-    axis_of, axis_bits = _halvings(extent, bits)
-    table = _interleaved(axis_of, axis_bits)
-    scale, last = np.zeros(3, np.float32), np.zeros(3, np.int32)
+def along_curve(
+    points: NDArray[np.float32], records: NDArray[np.float32], scratch: NDArray[np.uint8], crowded: int
+) -> None:
+    """Fill ``records``, float32 (n or more, 4), with x, y, z and row, an int32's bits, of points on a curve.
+
+    ``points``: float32 (n, 3) in C order, 0 < n < 2^31, finite. ``scratch``: 18 n bytes or more, aligned. The
+    curve is a 3-D Morton curve through cells that are nearly cubes, about one for every three rows and 4,096
+    at most. Where more than ``crowded`` rows, at least 512, share a cell, they follow a curve of their own:
+    neither dense places nor far outliers leave many rows unsorted.
+    """
+    n = len(points)
+    rows = records.view(np.int32)
+    spare, cells = scratch[: 16 * n].view(np.float32).reshape(n, 4), scratch[16 * n : 18 * n].view(np.uint16)
+    spare_rows = spare.view(np.int32)
+    crowded = max(crowded, _CROWDED)
+    ends, table = np.empty(1 << _CELL_BITS, np.int32), np.empty((3, 1 << _CELL_BITS), np.uint16)
+    queue = np.empty((_LEVELS * (n // crowded + 1), 3), np.int32)  # start, end and level of crowded cells
+    found = _sort(points, spare_rows, False, records, rows, cells, ends, table)
+    waiting = _push(queue, 0, ends[:found], crowded, 0, 1)
+    done = 0
+    while done < waiting:
+        start, end, level = queue[done]
+        done += 1
+        m = end - start
+        spare[:m] = records[start:end]
+        found = _sort(spare[:m], spare_rows, True, records[start:end], rows[start:end], cells, ends, table)
+        if level < _LEVELS:
+            waiting = _push(queue, waiting, ends[:found], crowded, start, level + 1)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _push(
+    queue: NDArray[np.int32], waiting: int, ends: NDArray[np.int32], crowded: int, start: int, level: int
+) -> int:
+    """Append the crowded cells; their ``ends`` count from ``start``. Returns how many wait now."""
+    before = np.int32(0)
+    for c in range(ends.size):
+        if ends[c] - before > crowded:
+            queue[waiting, 0], queue[waiting, 1] = start + before, start + ends[c]
+            queue[waiting, 2] = level
+            waiting += 1
+        before = ends[c]
+    return waiting
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _sort(
+    source: NDArray[np.float32],
+    source_rows: NDArray[np.int32],
+    numbered: bool,
+    target: NDArray[np.float32],
+    target_rows: NDArray[np.int32],
+    cells: NDArray[np.uint16],
+    ends: NDArray[np.int32],
+    table: NDArray[np.uint16],
+) -> int:
+    """Sort points by cell, stably, and fill in where each cell ends; returns how many cells there are.
+
+    A point's row is in ``source_rows`` where they are ``numbered``, else it is the point's place. Points
+    that are all the same have no cell.
+    """
+    m = len(source)
+    bits = 0
+    while bits < _CELL_BITS and m >> (bits + 2):
+        bits += 1
+    low, high = _bounds(source)
+    scale = _halve(high.astype(np.float64) - low, bits, table)
+    x0, y0, z0, sx, sy, sz = low[0], low[1], low[2], scale[0], scale[1], scale[2]
+    ends[: 1 << bits] = 0
+    for i in range(m):
+        x = np.uint32((source[i, 0] - x0) * sx)
+        y = np.uint32((source[i, 1] - y0) * sy)
+        z = np.uint32((source[i, 2] - z0) * sz)
+        cell = table[0, x] | table[1, y] | table[2, z]
+        cells[i] = cell
+        ends[cell] += 1
+    before = np.int32(0)
+    for c in range(1 << bits):
+        before, ends[c] = before + ends[c], before
+    for i in range(m):
+        at = ends[cells[i]]
+        ends[cells[i]] = at + 1
+        target[at, 0], target[at, 1], target[at, 2] = source[i, 0], source[i, 1], source[i, 2]
+        target_rows[at, 3] = source_rows[i, 3] if numbered else i
+    return 1 << bits if scale.any() else 0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _bounds(points: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Lowest and highest x, y and z of points (m, 3 or more).
+
+    64 points are compared side by side: a loop over numbers that lie end to end vectorises.
+    """
+    width = points.shape[1]
+    whole = len(points) // 64 * 64
+    flat = points[:whole].reshape(-1)
+    low, high = np.full(64 * width, np.float32(np.inf)), np.full(64 * width, np.float32(-np.inf))
+    for start in range(0, flat.size, 64 * width):
+        some = flat[start : start + 64 * width]
+        for lane in range(64 * width):
+            low[lane] = some[lane] if some[lane] < low[lane] else low[lane]
+            high[lane] = some[lane] if some[lane] > high[lane] else high[lane]
+    lowest, highest = points[0, :3].copy(), points[0, :3].copy()
     for a in range(3):
-        last[a] = (1 << axis_bits[a]) - 1
-        if extent[a] > 1e-30:  # else 1 / extent is no float32; such an axis stays one cell
-            scale[a] = (1 << axis_bits[a]) / extent[a]
-    keys = np.empty(len(points), np.uint32)
-    for i in range(len(points)):
-        x = min(np.int32((points[i, 0] - low[0]) * scale[0]), last[0])
-        y = min(np.int32((points[i, 1] - low[1]) * scale[1]), last[1])
-        z = min(np.int32((points[i, 2] - low[2]) * scale[2]), last[2])
-        keys[i] = table[0, x] | table[1, y] | table[2, z]
-    return keys
+        for i in range(a, 64 * width, width):
+            lowest[a], highest[a] = min(lowest[a], low[i]), max(highest[a], high[i])
+        for i in range(whole, len(points)):
+            lowest[a], highest[a] = min(lowest[a], points[i, a]), max(highest[a], points[i, a])
+    return lowest, highest
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _bounds(points: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    x0, y0, z0 = points[0]
-    x1, y1, z1 = points[0]
-    for i in range(len(points)):
-        x, y, z = points[i, 0], points[i, 1], points[i, 2]
-        x0, y0, z0 = min(x0, x), min(y0, y), min(z0, z)
-        x1, y1, z1 = max(x1, x), max(y1, y), max(z1, z)
-    low, high = np.array([x0, y0, z0]), np.array([x1, y1, z1])
-    return low, high.astype(np.float64) - low
+def _halve(extent: NDArray[np.float64], bits: int, table: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Halve the longest axis ``bits`` times. Returns the cells along each axis per unit of length.
 
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _halvings(extent: NDArray[np.float64], bits: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which axis each key bit halves, highest bit first (-1: none), and how many bits each axis has."""
-    edge, axis_of, axis_bits = extent.copy(), np.full(bits, -1), np.zeros(3, np.int64)
+    ``table`` (3, cells): of each axis and cell number, the bits of the key, at the places of the halvings.
+    """
+    edge, axis_bits, place = extent.copy(), np.zeros(3, np.int64), np.zeros((3, _CELL_BITS), np.int64)
     for t in range(bits):
         longest = np.argmax(edge)
-        if edge[longest] == 0:
+        if edge[longest] < _POINT:
             break
-        axis_of[t] = longest
+        place[longest, axis_bits[longest]] = bits - 1 - t
         axis_bits[longest] += 1
-        edge[longest] = edge[longest] * 0.5 if axis_bits[longest] < _DIGIT else 0.0
-    return axis_of, axis_bits
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _interleaved(axis_of: NDArray[np.int64], axis_bits: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Table (3, cells): the key bits of each axis and cell number, at the places its halvings have."""
-    table = np.zeros((3, 1 << _DIGIT), np.uint32)
+        edge[longest] *= 0.5
+    scale = np.zeros(3, np.float32)
     for a in range(3):
-        for cell in range(1 << axis_bits[a]):
-            bit = axis_bits[a]
-            for t in range(axis_of.size):
-                if axis_of[t] == a:
-                    bit -= 1
-                    table[a, cell] |= np.uint32(((cell >> bit) & 1) << (axis_of.size - 1 - t))
-    return table
+        table[a, 0] = 0
+        for b in range(axis_bits[a]):
+            step = 1 << b  # the lowest bit of a cell's number is its axis' last halving
+            bit = np.uint16(1 << place[a, axis_bits[a] - 1 - b])
+            for c in range(step):
+                table[a, step + c] = table[a, c] | bit
+        if axis_bits[a]:
+            scale[a] = (1 << axis_bits[a]) * (1 - 2.0**-20) / extent[a]  # so the highest is in the last cell
+    return scale

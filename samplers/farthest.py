@@ -7,6 +7,7 @@ again and again. `search` does it without visiting every row for every pick.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +17,15 @@ from ..errors import UsageError
 from . import draw
 from .gate import Cloud, as_array, as_given, checked, is_tensor, whole
 from .search import search
+from .threads import each, threads_for
 
 Start = int | Literal["random", "centroid"]
 
 _OVERFLOW = 3e38
+_MOST_ROWS = 2**31 - 1
+
+_WORTH = 20_000
+"""Fewest rows, sampled in about a millisecond, for which a thread is started."""
 
 
 def farthest(xyz: Any, k: int, *, start: Start = 0, seed: int = 0) -> Any:
@@ -35,51 +41,87 @@ def farthest(xyz: Any, k: int, *, start: Start = 0, seed: int = 0) -> Any:
     ``start`` is one, the next finite row takes its place, after the last row the first.
 
     Raises UsageError where k is above the number of finite rows or below 0, where start is out of range or
-    unknown, and where the cloud is so wide (about 1e19) that squared distances overflow float32.
+    unknown, where the cloud is so wide (about 1e19) that squared distances overflow float32, and for 2^31
+    finite rows or more.
     """
-    cloud, k = checked(xyz), whole(k, "k")
-    n = len(cloud.xyz if cloud.rows is None else cloud.rows)
-    if not 0 <= k <= n:
-        raise UsageError("farthest", f"cannot pick {k} of {n} finite rows", f"ask for 0 to {n}")
-    first = _first(cloud, start, seed)
-    index = search(_as_float32(cloud), k, first) if k else np.empty(0, np.int64)
-    return as_given(index if cloud.rows is None else cloud.rows[index], cloud.tensor)
+    return _picks(xyz, k, start, ("farthest", seed))
 
 
-def farthest_batch(xyz: Any, offsets: Any, k: Any) -> Any:
-    """`farthest` of many clouds laid end to end, each from its own first row.
+def farthest_batch(
+    xyz: Any, offsets: Any, k: Any, *, start: Start = 0, seed: int = 0, threads: int | None = None
+) -> Any:
+    """`farthest` of many clouds laid end to end.
 
     ``xyz``: (n, 3). ``offsets``: whole numbers (clouds + 1,), from 0 to n, not falling: cloud c is the rows
-    [offsets[c], offsets[c + 1]). ``k``: an int, or one a cloud. Returns (index, offsets), int64: index holds
-    rows of ``xyz``, cloud c's picks at [offsets[c], offsets[c + 1]) of the returned offsets. The answer for a
-    cloud does not depend on the others. Raises UsageError as `farthest` does, and for offsets that misfit.
+    [offsets[c], offsets[c + 1]). ``k``: an int, or one a cloud. ``start``: as for `farthest`, an int counts
+    from each cloud's own first row; "random" draws for each cloud from ``seed`` and its number c.
+    ``threads``: how many work at it, by default as many as there are CPUs and as pay.
+
+    Returns (index, offsets), int64: index holds rows of ``xyz``, cloud c's picks at [offsets[c],
+    offsets[c + 1]) of the returned offsets. The answer for a cloud does not depend on the others, but for a
+    random start on its number; threads change nothing. Raises UsageError as `farthest` does, with the cloud
+    named, and for offsets that misfit.
     """
     bounds, array, counts = as_array(offsets, "offsets"), as_array(xyz, "xyz"), as_array(k, "k")
-    fits = bounds.ndim == 1 and bounds.dtype.kind in "iu" and bounds.size > 0
+    fits = bounds.ndim == 1 and bounds.dtype.kind in "iu" and bounds.size > 0 and array.ndim > 0
     if not fits or bounds[0] != 0 or bounds[-1] != len(array) or (bounds[1:] < bounds[:-1]).any():
-        cause = f"do not divide {len(array)} rows"
+        cause = f"do not divide {len(array) if array.ndim else 'no'} rows"
         raise UsageError("offsets", cause, "give whole numbers rising from 0 to n")
     bounds, clouds = bounds.astype(np.int64), bounds.size - 1
     if counts.shape not in ((), (clouds,)):
         cause = f"has shape {counts.shape}"
         raise UsageError("k", cause, f"give one number, or one for each of {clouds} clouds")
-    picks = [np.empty(0, np.int64)]
-    for c, count in enumerate(np.broadcast_to(counts, clouds).tolist()):
-        try:
-            picks.append(bounds[c] + farthest(array[bounds[c] : bounds[c + 1]], count))
-        except UsageError as error:
-            raise UsageError(f"cloud {c}, {error.where}", error.cause, error.fix) from None
-    ends = np.cumsum([len(pick) for pick in picks], dtype=np.int64)
+    wanted = np.broadcast_to(counts, clouds).tolist()
+    found: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * clouds
+    failures: dict[int, UsageError] = {}
+    waiting = deque(range(clouds))
+
+    def work() -> None:
+        # Clouds are begun in order, so the first that fails is known when those in work are done.
+        while waiting and not failures:
+            try:
+                c = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            low, high = bounds[c], bounds[c + 1]
+            try:
+                found[c] = low + _picks(array[low:high], wanted[c], start, ("farthest", seed, c))
+            except UsageError as error:
+                failures[c] = error
+
+    most = min(clouds, len(array) // _WORTH) if threads is None else clouds
+    each(work, [()] * threads_for(threads, most))
+    if failures:
+        c = min(failures)
+        error = failures[c]
+        raise UsageError(f"cloud {c}, {error.where}", error.cause, error.fix) from None
+    ends = np.cumsum([0, *map(len, found)], dtype=np.int64)
     tensor = is_tensor(xyz)
-    return as_given(np.concatenate(picks, dtype=np.int64), tensor), as_given(ends, tensor)
+    index = np.concatenate([np.empty(0, np.int64), *found])
+    return as_given(index, tensor), as_given(ends, tensor)
 
 
-def _first(cloud: Cloud, start: Start, seed: int) -> int:
+def _picks(xyz: Any, k: int, start: Start, draw_for: tuple[int | str, ...]) -> Any:
+    """`farthest` with a random start that is drawn for ``draw_for``."""
+    cloud, k = checked(xyz), whole(k, "k")
+    n = len(cloud.xyz if cloud.rows is None else cloud.rows)
+    if not 0 <= k <= n:
+        raise UsageError("farthest", f"cannot pick {k} of {n} finite rows", f"ask for 0 to {n}")
+    if n > _MOST_ROWS:
+        raise UsageError("farthest", f"has {n} finite rows", f"split it into clouds of at most {_MOST_ROWS}")
+    first = _first(cloud, start, draw_for)
+    index = search(_as_float32(cloud), k, first) if k else np.empty(0, np.int64)
+    return as_given(index if cloud.rows is None else cloud.rows[index], cloud.tensor)
+
+
+def _first(cloud: Cloud, start: Start, draw_for: tuple[int | str, ...]) -> int:
     """The first pick, as a row of the finite ones."""
-    finite, n = cloud.finite, len(cloud.xyz)
+    n = len(cloud.xyz)
+    finite_rows = n if cloud.rows is None else len(cloud.rows)
     if start == "random":
-        return draw.key("farthest", seed) % max(len(finite), 1)
+        return draw.key(*draw_for) % max(finite_rows, 1)
     if start == "centroid":
+        finite = cloud.finite
         offset = finite.astype(np.float64) - finite.mean(axis=0, dtype=np.float64) if len(finite) else finite
         return int(np.argmax(np.square(offset).sum(axis=1))) if len(finite) else 0
     if isinstance(start, str):
@@ -87,7 +129,7 @@ def _first(cloud: Cloud, start: Start, seed: int) -> int:
     row = whole(start, "start")
     if not 0 <= row < max(n, 1):
         raise UsageError("farthest", f"start is {row}, of {n} rows", f"give 0 to {max(n - 1, 0)}")
-    return row if cloud.rows is None else int(np.searchsorted(cloud.rows, row) % max(len(cloud.rows), 1))
+    return row if cloud.rows is None else int(np.searchsorted(cloud.rows, row) % max(finite_rows, 1))
 
 
 def _as_float32(cloud: Cloud) -> NDArray[np.float32]:

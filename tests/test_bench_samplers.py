@@ -23,6 +23,7 @@ from tamis.bench.sampler_peers import farthest_peers
 from tamis.bench.sampler_table import figures, render
 from tamis.bench.sampler_ways import FEW, Contest, Taken, Way, measured, rows, wrong
 from tamis.bench.samplers import Sizes, run
+from tamis.samplers import voxel
 
 KEYS = {"op", "n", "k", "cloud", "fields", "outputs", "threads", "ours_ms", "peer", "peer_ms", "ratio"}
 MORE = {"ours_cpu_ms", "peer_cpu_ms", "rounds"}
@@ -72,7 +73,7 @@ def test_rows_without_any_peer_installed(with_peers: Callable[..., None], tmp_pa
     for row in report["rows"]:
         assert row["ours_ms"] > 0
         assert row["peer"] is None or row["ratio"] == pytest.approx(row["peer_ms"] / row["ours_ms"])
-    assert len(report["floor"]) == 6
+    assert [row["stage"] for row in report["floor"]].count("voxel: group_rows") == 3
     assert json.loads((tmp_path / "out.json").read_text()) == report
     text = render(report)
     assert "missing: fpsample: not here" in text
@@ -310,9 +311,19 @@ def test_the_floor_is_more_for_more_bytes() -> None:
     assert sampler_floor.floor_ms(0) == 0
     one, both = sampler_floor.floor_ms(1 << 22), sampler_floor.floor_ms(1 << 22, 1 << 22)
     assert 0 < one < both
-    (whole,) = sampler_floor.stage_rows(sampler_floor.voxel_stages(1000, 100, 4, 5.0), 1000, "cube")
+    stages = sampler_floor.voxel_stages(1000, 100, 4, 5.0, {"scatter": 2.0, "group_chains": 3.0})
+    whole, *kernels = sampler_floor.stage_rows(stages, 1000, "cube")
     assert (whole["read"], whole["written"]) == (28_000, 2800)
+    assert [row["read"] for row in kernels] == [28_000, 32_000]
     assert whole["of_floor"] == pytest.approx(5.0 / whole["floor_ms"])
+
+
+@pytest.mark.parametrize(("n", "kernels"), [(500, {"group_rows"}), (150_000, {"scatter", "group_chains"})])
+def test_kernels_are_timed_where_they_are_called(n: int, kernels: set[str]) -> None:
+    xyz = np.random.default_rng(0).random((n, 3), np.float32)
+    taken = sampler_floor.kernels_ms(lambda: voxel(xyz, 0.2, threads=1), 2)
+    assert set(taken) == kernels
+    assert all(ms > 0 for ms in taken.values())
 
 
 def test_peers_that_are_missing_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tamis.errors import UsageError
 from tamis.samplers import serialise
-from tamis.samplers.curve import morton_order, radix_order
+from tamis.samplers.curve import along_curve, radix_order
 
 CLOUDS = hnp.arrays(
     np.float32, st.tuples(st.integers(0, 60), st.just(3)), elements=st.floats(-500, 500, width=32)
@@ -68,7 +68,37 @@ def test_radix_order_is_a_stable_sort(keys: list[int]) -> None:
     assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
 
 
-@pytest.mark.parametrize("extent", [(0, 0, 0), (1e-40, 0, 1), (1e9, 1, 1), (5, 5, 5)])
-def test_morton_order_is_a_permutation_for_any_extent(extent: tuple[float, float, float]) -> None:
-    xyz = (np.random.default_rng(2).random((500, 3)) * extent).astype(np.float32)
-    assert np.sort(morton_order(xyz)).tolist() == list(range(500))
+def along(xyz: NDArray[np.float32], crowded: int = 0) -> tuple[NDArray[np.float32], list[int]]:
+    records = np.full((len(xyz) + 3, 4), np.nan, np.float32)
+    along_curve(xyz, records, np.empty(18 * len(xyz), np.uint8), crowded)
+    assert np.isnan(records[len(xyz) :]).all()
+    return records[: len(xyz), :3], records[: len(xyz), 3].copy().view(np.int32).tolist()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 500, 5000])
+@pytest.mark.parametrize("extent", [(0, 0, 0), (1e-40, 0, 1), (1e9, 1, 1), (5, 5, 5), (1e-25, 1e-28, 1e18)])
+def test_records_are_the_points_and_their_rows(n: int, extent: tuple[float, float, float]) -> None:
+    xyz = ((np.random.default_rng(n).random((n, 3)) - 0.5) * extent).astype(np.float32)
+    places, rows = along(xyz)
+    assert sorted(rows) == list(range(n))
+    assert places.tolist() == xyz[rows].tolist()
+
+
+def spread_of_blocks(places: NDArray[np.float32]) -> float:
+    """Median edge of the box around 64 records that follow each other."""
+    blocks = places[: len(places) // 64 * 64].reshape(-1, 64, 3)
+    return float(np.median((blocks.max(axis=1) - blocks.min(axis=1)).max(axis=1)))
+
+
+def test_records_that_follow_each_other_are_near() -> None:
+    xyz = np.random.default_rng(2).random((20_000, 3), dtype=np.float32)
+    assert spread_of_blocks(along(xyz)[0]) < 0.3  # shuffled: 0.97; cubes of 64 rows have an edge of 0.15
+
+
+def test_crowded_cells_are_sorted_again() -> None:
+    generator = np.random.default_rng(3)
+    xyz = np.concatenate([generator.random((20_000, 3)), [[1e6, 1e6, 1e6]]]).astype(np.float32)
+    assert spread_of_blocks(along(xyz, crowded=len(xyz))[0]) > 0.9  # all but one share a cell
+    assert spread_of_blocks(along(xyz)[0][:-1]) < 0.3
+    twins = np.repeat(generator.random((2, 3), dtype=np.float32), 3000, axis=0)
+    assert along(twins)[1] in (list(range(6000)), [*range(3000, 6000), *range(3000)])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -36,27 +37,58 @@ def clouds(draw: st.DrawFn) -> NDArray[Any]:
     """Random, lattice, collinear and duplicated clouds, near the origin and far from it."""
     n, seed = draw(st.integers(1, 400)), draw(st.integers(0, 2**32 - 1))
     generator = np.random.default_rng(seed)
-    shape = draw(st.sampled_from(["cube", "lattice", "line", "copies", "one", "wide"]))
+    shape = draw(st.sampled_from(["cube", "lattice", "line", "plane", "copies", "one", "wide", "tiny"]))
     xyz = generator.random((n, 3))
     if shape == "lattice":
         xyz = np.floor(xyz * draw(st.integers(1, 6)))
     elif shape == "line":
         xyz[:, 1:] = 0.5
+    elif shape == "plane":
+        xyz[:, 2] = xyz[:, 0]
     elif shape == "copies":
         xyz = xyz[generator.integers(0, max(n // 4, 1), n)]
     elif shape == "one":
         xyz[:] = xyz[0]
     elif shape == "wide":
         xyz *= [1e6, 10, 1e-3]
+    elif shape == "tiny":
+        xyz *= 1e-21  # squared distances are denormal
     xyz += draw(st.sampled_from([0.0, -3.0, 1e5]))
     return xyz.astype(draw(st.sampled_from([np.float32, np.float64])))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=500)
 @given(clouds(), st.data())
 def test_equals_brute_force(xyz: NDArray[Any], data: st.DataObject) -> None:
     k, start = data.draw(st.integers(1, len(xyz))), data.draw(st.integers(0, len(xyz) - 1))
     assert farthest(xyz, k, start=start).tolist() == brute_force(xyz, k, start)
+
+
+@pytest.mark.parametrize("n", [63, 64, 65, 1023, 1024, 1025, 16_383, 16_384, 16_385, 40_000])
+def test_equals_brute_force_across_blocks_groups_and_regions(n: int) -> None:
+    generator, k = np.random.default_rng(n), min(n, 150)
+    for xyz in (generator.random((n, 3), np.float32), generator.integers(0, 9, (n, 3)).astype(np.float32)):
+        start = int(generator.integers(n))
+        assert farthest(xyz, k, start=start).tolist() == brute_force(xyz, k, start)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_equals_brute_force_by_seed(seed: int) -> None:
+    """Clouds of all sizes up to several regions, some with rows that are not finite."""
+    generator = np.random.default_rng(seed)
+    n = int(10 ** generator.uniform(0, 4.5))
+    xyz = generator.normal(0, 10 ** generator.uniform(-6, 6), (n, 3)) + generator.normal(0, 1e5, 3)
+    if seed % 3 == 0:
+        xyz = np.round(xyz, int(generator.integers(0, 3)))
+    if seed % 4 == 0:
+        xyz[generator.integers(0, n, n // 2)] = xyz[0]
+    rows = np.arange(n)
+    if seed % 5 == 0 and n > 10:
+        bad = generator.integers(1, n, n // 10)
+        xyz[bad, seed % 3] = np.nan
+        rows = np.setdiff1d(rows, bad)
+    k = len(rows) if n < 2000 else int(generator.integers(1, 300))
+    assert farthest(xyz, k).tolist() == rows[brute_force(xyz[rows], k)].tolist()
 
 
 @pytest.mark.parametrize("n", [2047, 2048, 2049, 20_000])
@@ -198,6 +230,43 @@ def test_a_batch_is_its_clouds_one_by_one(sizes: list[int], seed: int) -> None:
         assert index[ends[c] : ends[c + 1]].tolist() == (low + farthest(xyz[low:high], counts[c])).tolist()
 
 
+@pytest.mark.parametrize("start", [3, "random", "centroid"])
+def test_neither_threads_nor_splits_change_a_batch(start: Any) -> None:
+    generator = np.random.default_rng(11)
+    sizes = generator.integers(4, 3000, 40)
+    xyz, offsets = generator.random((sizes.sum(), 3)), np.cumsum([0, *sizes])
+    counts = generator.integers(0, sizes + 1)
+    one = farthest_batch(xyz, offsets, counts, start=start, seed=5, threads=1)
+    for threads in (2, 3, 100, None):
+        many = farthest_batch(xyz, offsets, counts, start=start, seed=5, threads=threads)
+        assert [a.tolist() for a in many] == [a.tolist() for a in one]
+    half = int(offsets[20])
+    index, ends = farthest_batch(xyz[:half], offsets[:21], counts[:20], start=start, seed=5)
+    assert index.tolist() == one[0][: ends[-1]].tolist()
+    if start == 3:
+        firsts = one[0][one[1][:-1][counts > 0]]
+        assert firsts.tolist() == (offsets[:-1][counts > 0] + 3).tolist()
+
+
+def test_random_starts_of_a_batch_differ_by_cloud() -> None:
+    xyz = np.tile(np.random.default_rng(0).random((1000, 3)), (5, 1))
+    index, _ = farthest_batch(xyz, np.arange(6) * 1000, 1, start="random", seed=1)
+    assert len(set((index % 1000).tolist())) > 1
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, "two"])
+def test_impossible_numbers_of_threads_are_refused(threads: Any) -> None:
+    with pytest.raises(UsageError, match="threads"):
+        farthest_batch(np.zeros((10, 3)), [0, 10], 1, threads=threads)
+
+
+def test_a_batch_of_tensors_gives_tensors() -> None:
+    xyz = torch.rand(30, 3)
+    index, ends = farthest_batch(xyz, torch.tensor([0, 10, 30]), 4)
+    assert index.tolist() == farthest_batch(xyz.numpy(), [0, 10, 30], 4)[0].tolist()
+    assert ends.dtype == index.dtype == torch.int64
+
+
 def test_a_batch_takes_one_count_for_all() -> None:
     index, ends = farthest_batch(np.random.default_rng(0).random((30, 3)), [0, 10, 30], 4)
     assert ends.tolist() == [0, 4, 8]
@@ -216,6 +285,8 @@ def test_offsets_of_any_whole_type(dtype: str) -> None:
 def test_a_cloud_of_a_batch_is_named() -> None:
     with pytest.raises(UsageError, match=r"cloud 1, .*cannot pick 5 of 4"):
         farthest_batch(np.zeros((10, 3)), [0, 6, 10], 5)
+    with pytest.raises(UsageError, match=r"cloud 0, .*cannot pick 7 of 6"):  # the first, whoever fails first
+        farthest_batch(np.zeros((10, 3)), [0, 6, 10], 7, threads=2)
     with pytest.raises(UsageError, match="2 clouds"):
         farthest_batch(np.zeros((10, 3)), [0, 6, 10], [1, 2, 3])
 
