@@ -84,8 +84,9 @@ def scatter(
             end[part] = at + 1
             records[at, 0] = ((keys[i] & within) << where.row_bits) | (chunk + i)
             records[at, 1] = places[i]
-            for j in range(len(lanes)):
-                lines[at, 4 + j] = lanes[j, chunk + i]
+            for four in range(0, len(lanes), 4):
+                for j in range(four, four + 4):
+                    lines[at, 4 + j] = lanes[j, chunk + i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -150,8 +151,8 @@ def group_rows(
             row = chunk + i
             c = _add_row(slots, cells, table_bits, found, keys[i], places[i], row)
             owners[row] = c
-            for j in range(len(lanes)):
-                _add(lane_sums, c, j, lanes[j, row], c == found)
+            for four in range(0, len(lanes), 4):
+                _add(lane_sums, c, four, lanes[four : four + 4, row], c == found)
             found += np.uint32(c == found)
         if picking.mode != FIRST:
             for i in range(n):
@@ -188,8 +189,8 @@ def group_chains(
                     key, row = word >> row_bits, word & row_mask
                     c = _add_row(slots, cells, table_bits, found, key, place, row)
                     owners[i] = c
-                    for j in range(width):
-                        _add(lane_sums, c, j, lanes[at + i, 4 + j], c == found)
+                    for four in range(0, width, 4):
+                        _add(lane_sums, c, four, lanes[at + i, 4 + four : 8 + four], c == found)
                     found += np.uint32(c == found)
                 if picking.mode != FIRST:
                     for i in range(n):
@@ -285,16 +286,15 @@ def _pick(cells: NDArray[np.int64], c: Whole, row: Whole, place: Whole, picking:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _add(sums: NDArray[np.float64], c: Whole, j: Whole, value: np.float32, new: bool) -> None:
-    """Add to a sum and keep its rounding error beside it (Knuth's two-sum): rows' order hardly matters."""
-    if new:
-        sums[c, 0, j], sums[c, 1, j] = value, 0.0
-    else:
-        more, old = np.float64(value), sums[c, 0, j]
+def _add(sums: NDArray[np.float64], c: Whole, at: int, values: NDArray[np.float32], new: bool) -> None:
+    """Add four lanes to sums and keep their rounding errors (Knuth's two-sum): rows' order hardly matters."""
+    for j in range(4):
+        more, lane = np.float64(values[j]), at + j
+        old = 0.0 if new else sums[c, 0, lane]
         total = old + more
         part = total - old
-        sums[c, 0, j] = total
-        sums[c, 1, j] += (old - (total - part)) + (more - part)
+        sums[c, 0, lane] = total
+        sums[c, 1, lane] = (old - (total - part)) + (more - part) + (0.0 if new else sums[c, 1, lane])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

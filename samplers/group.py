@@ -36,7 +36,7 @@ with the least hash; its middle."""
 PICKS: tuple[Pick, ...] = get_args(Pick)
 
 _DIRECT = 1 << 16  # rows; so many cells and their slots still fit the second-level cache
-_MOST_PARTITIONS = 10  # bits; each has a line that is being written, and these must stay in the cache
+_MOST_PARTITIONS, _MOST_WIDE = 10, 7  # bits; of each a line is being written, which must stay in the cache
 _ROWS_A_PARTITION = 2048
 
 
@@ -119,7 +119,7 @@ def group(
     steps: bool = False,
     threads: int = 1,
 ) -> Groups:
-    """Group finite points, float32 or float64 (n, 3) in C order, each with its column of ``lanes`` (w, n).
+    """Group finite points, float32 or float64 (n, 3) in C order, with ``lanes`` (w, n), w a multiple of 4.
 
     ``n``, ``rows``: how many rows there are, and which of them the points are, or None for all. ``seed``: for
     the pick "random", whose hash is one of the seed and the row. ``steps``: whether to keep sums of places.
@@ -127,7 +127,8 @@ def group(
     box, row_bits = grid.box(points), max(len(points) - 1, 1).bit_length()
     bits, apart = (box.cells - 1).bit_length(), 0
     if len(points) > _DIRECT or threads > 1:
-        apart = min(_MOST_PARTITIONS, (len(points) // _ROWS_A_PARTITION).bit_length() - 1, bits)
+        most = _MOST_WIDE if len(lanes) else _MOST_PARTITIONS
+        apart = min(most, (len(points) // _ROWS_A_PARTITION).bit_length() - 1, bits)
     known, taken = np.empty(0, np.int64), np.empty((0, 3), np.int64)
     if bits > 53 or bits - apart + row_bits > 63:  # cells' numbers do not fit a float, or a word beside a row
         known, taken = _numbered(points, grid)
@@ -228,7 +229,7 @@ def _partitioned(work: _Work, bits: int, apart: int, threads: int) -> tuple[list
 def _chains(rows: int, parts: int, threads: int, lanes: int) -> Chains:
     """Room for so many rows of each thread: every partition may have one block that is not full."""
     blocks = threads * (rows // BLOCK + min(rows, parts) + 1)
-    records = scratch.take((blocks * BLOCK, 2 + (lanes + 1) // 2), np.int64)
+    records = scratch.take((blocks * BLOCK, 2 + lanes // 2), np.int64)
     return Chains(
         records,
         records.view(np.float32),

@@ -1,7 +1,7 @@
 """Merging the rows of each cell, field by field.
 
-Sums of values that float32 holds exactly ride along: such fields are lanes of the records that `partition`
-writes and `group` adds up. The rows of other fields are gathered in the order of cells.
+Sums of values that float32 holds exactly ride along: such fields are lanes of the records that the
+kernels write and add up. The rows of other fields are gathered in the order of cells.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ def rides(values: NDArray[Any], how: Reduction) -> bool:
 
 
 def lanes_of(fields: Chosen, rows: NDArray[np.int64] | None, n: int) -> NDArray[np.float32]:
-    """The columns of the fields that ride, float32 (w, n), of ``rows``, or of all ``n`` where it is None."""
+    """The columns of the fields that ride, of ``rows``, or of all ``n`` where it is None: float32 (w, n).
+
+    They are filled up to a multiple of four, which the kernels add up side by side.
+    """
     columns = [
         values.reshape(len(values), -1).T
         for values, how in fields.values()
         if values.size and rides(values, how)
     ]
-    lanes = scratch.take((sum(map(len, columns)), n), np.float32)
-    at = 0
+    width, at = sum(map(len, columns)), 0
+    lanes = scratch.take((-(-width // 4) * 4, n), np.float32)
+    lanes[width:] = 0
     for field in columns:
         for column in field:
             lanes[at] = column if rows is None else column[rows]
@@ -61,9 +65,11 @@ def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
             rows = values[groups.order].reshape(-1, width)
             rows = rows.astype(rows.dtype.newbyteorder("="), copy=False)
             total = _total(name, rows, groups.starts, how)
-        first = values[groups.index].reshape(-1, width)
-        flat = _finished(total, groups.count[:, None], first, how).astype(values.dtype)
-        merged[name] = flat.reshape(-1, *values.shape[1:])
+        if how == "unit":
+            total = _unit(total, values[groups.index].reshape(-1, width))
+        elif how != "majority":
+            total = _mean(total, groups.count[:, None], values.dtype.kind in "iu", how)
+        merged[name] = total.astype(values.dtype).reshape(-1, *values.shape[1:])
     return merged
 
 
@@ -85,19 +91,18 @@ def _total(name: str, rows: NDArray[Any], starts: NDArray[np.int64], how: Reduct
     return whole
 
 
-def _finished(
-    total: NDArray[Any], count: NDArray[np.int64], first: NDArray[Any], how: Reduction
-) -> NDArray[Any]:
-    """What a reduction makes of sums (m, w)."""
-    if how == "majority":
-        return total
-    if how == "unit":  # where the rows cancel out, the first
-        length = np.sqrt(np.square(total).sum(axis=1, keepdims=True))
-        cancelled = ~(length > 1e-12)
-        return np.where(cancelled, first, total / np.where(cancelled, 1.0, length))
-    if first.dtype.kind in "iu":  # the mean, a half rounded up, in whole numbers
-        mean: NDArray[Any] = (2 * total.astype(np.int64) + count) // (2 * count)
-        return mean
+def _unit(total: NDArray[Any], first: NDArray[Any]) -> NDArray[Any]:
+    """Sums brought to length 1; where the rows cancel out, the row that stands for them."""
+    length = np.sqrt(np.square(total).sum(axis=1, keepdims=True))
+    cancelled = ~(length > 1e-12)
+    return np.where(cancelled, first, total / np.where(cancelled, 1.0, length))
+
+
+def _mean(total: NDArray[Any], count: NDArray[np.int64], whole: bool, how: Reduction) -> NDArray[Any]:
+    """Means from sums; of whole numbers in whole numbers, a half rounded up."""
+    if whole:
+        rounded: NDArray[Any] = (2 * total.astype(np.int64) + count) // (2 * count)
+        return rounded
     mean = total / count
     return np.floor(mean + 0.5) if how == "rounded" else mean
 

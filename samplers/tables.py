@@ -64,7 +64,7 @@ class Chains(NamedTuple):
     records: NDArray[np.int64]
     """(blocks * 64, 2 + words of lanes)."""
     lanes: NDArray[np.float32]
-    """The same memory, (blocks * 64, 4 + lanes, up to an even number)."""
+    """The same memory, (blocks * 64, 4 + lanes)."""
     following: NDArray[np.int32]
     """(blocks,): the next block of the chain."""
     first: NDArray[np.int32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from ..errors import UsageError
@@ -25,11 +25,25 @@ def threads_for(threads: Any, most: int) -> int:
 
 
 def each(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
-    """``work(*call)`` for each call, a thread each; one call runs on the caller's own.
-
-    The threads end with the call, so that a process may fork afterwards.
-    """
+    """``work(*call)`` for each call, the first on the caller's own thread."""
     if len(calls) == 1:
         return [work(*calls[0])]
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(lambda call: work(*call), calls))
+    others = [_workers().submit(work, *call) for call in calls[1:]]
+    try:
+        first = work(*calls[0])
+    finally:
+        wait(others)  # they work on the caller's arrays
+    return [first, *(other.result() for other in others)]
+
+
+_kept: list[ThreadPoolExecutor] = []
+
+
+def _workers() -> ThreadPoolExecutor:
+    """Threads that stay, and their scratch memory with them: new ones cost as much as a small cloud."""
+    if not _kept:
+        _kept.append(ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tamis"))
+    return _kept[0]
+
+
+os.register_at_fork(after_in_child=_kept.clear)  # a forked process has none of them
