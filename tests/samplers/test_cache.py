@@ -1,4 +1,4 @@
-"""Where compiled kernels go when the package cannot be written to."""
+"""Where compiled kernels go, and that they are found again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,48 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tamis
 
 PROGRAM = (
     "import os; from tamis.samplers import random; print(random(10, 3).size, os.environ['NUMBA_CACHE_DIR'])"
 )
+
+COMPILES = """
+import hashlib, sys
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from tamis.samplers import random, voxel
+xyz = np.random.default_rng(0).random((2000, 3), np.float32)
+found = voxel(xyz, 0.1, fields={"height": xyz[:, 2].copy()})
+digest = hashlib.sha256(found.xyz.tobytes() + found.fields["height"].tobytes() + random(100, 9).tobytes())
+modules = [module for name, module in sys.modules.items() if name.startswith("tamis.samplers.")]
+kernels = {value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
+print(sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels), digest.hexdigest())
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A process that samples with its kernels in ``folder`` and prints how many it compiled, and a digest."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-c", COMPILES]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ten_processes_that_start_cold_together_end_well_and_leave_a_warm_cache(tmp_path: Path) -> None:
+    answers = []
+    for process in [start(tmp_path) for _ in range(10)]:
+        out, error = process.communicate(timeout=280)
+        assert process.returncode == 0, error
+        answers.append(out.split())
+    assert len({digest for _, digest in answers}) == 1
+    assert any(int(compiled) > 0 for compiled, _ in answers)
+
+    warm = start(tmp_path).communicate(timeout=60)[0].split()
+    assert warm == ["0", answers[0][1]], "a warm cache compiles nothing"
 
 
 def test_a_read_only_install_without_a_home_still_imports(tmp_path: Path) -> None:
