@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tamis.samplers import (
         Adaptive,
         RatioSchedule,
+        VoxelAccumulator,
         Voxelised,
         Voxels,
         adaptive,
@@ -45,6 +46,7 @@ _HOMES = {
     "RatioSchedule": "tamis.samplers.ratio",
     "TamisError": "tamis.errors",
     "UsageError": "tamis.errors",
+    "VoxelAccumulator": "tamis.samplers.accumulate",
     "Voxelised": "tamis.samplers.voxelise",
     "Voxels": "tamis.samplers.voxel",
     "adaptive": "tamis.samplers.adaptive",
@@ -69,6 +71,7 @@ __all__ = [
     "RatioSchedule",
     "TamisError",
     "UsageError",
+    "VoxelAccumulator",
     "Voxelised",
     "Voxels",
     "adaptive",

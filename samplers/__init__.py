@@ -43,6 +43,7 @@ def _find_cache() -> None:
 
 _find_cache()  # before the first @njit(cache=True) below
 
+from .accumulate import AccumulatedVoxels, VoxelAccumulator  # noqa: E402
 from .adaptive import Adaptive, adaptive  # noqa: E402
 from .curve import serialise  # noqa: E402
 from .farthest import farthest, farthest_batch  # noqa: E402
@@ -54,11 +55,13 @@ from .voxel import Voxels, voxel  # noqa: E402
 from .voxelise import Voxelised, voxelise  # noqa: E402
 
 __all__ = [
+    "AccumulatedVoxels",
     "Adaptive",
     "Kind",
     "RatioSchedule",
     "RatioSettings",
     "Reduction",
+    "VoxelAccumulator",
     "Voxelised",
     "Voxels",
     "adaptive",

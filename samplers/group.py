@@ -116,13 +116,15 @@ def group(
     *,
     pick: Pick,
     seed: int = 0,
+    start: int = 0,
     steps: bool = False,
     threads: int = 1,
 ) -> Groups:
     """Group finite points, float32 or float64 (n, 3) in C order, with ``lanes`` (w, n), w a multiple of 4.
 
     ``n``, ``rows``: how many rows there are, and which of them the points are, or None for all. ``seed``: for
-    the pick "random", whose hash is one of the seed and the row. ``steps``: whether to keep sums of places.
+    the pick "random", whose hash is one of the seed and the row, counted from ``start``. ``steps``: whether
+    to keep sums of places.
     """
     box, row_bits = grid.box(points), max(len(points) - 1, 1).bit_length()
     bits, apart = (box.cells - 1).bit_length(), 0
@@ -138,7 +140,9 @@ def group(
     where = Where(grid.origin, grid.corner, grid.size, box.low, width_y, width_z, known, taken, row_bits)
 
     mode = {"nearest": NEAREST, "random": RANDOM}.get(pick, FIRST)
-    names = np.empty(0, np.int64) if rows is None else rows
+    names = np.empty(0, np.int64)
+    if mode == RANDOM and (rows is not None or start):
+        names = start + (np.arange(n) if rows is None else rows)
     picking = Picking(mode, np.uint64(draw.key("voxel", seed)), names)
     work = _Work(points, where, lanes, picking, steps, pick == "centroid")
     tables, fill = _partitioned(work, bits, apart, threads) if apart else _direct(work, bits)

@@ -64,16 +64,16 @@ def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
         else:
             rows = values[groups.order].reshape(-1, width)
             rows = rows.astype(rows.dtype.newbyteorder("="), copy=False)
-            total = _total(name, rows, groups.starts, how)
+            total = totals(name, rows, groups.starts, how)
         if how == "unit":
-            total = _unit(total, values[groups.index].reshape(-1, width))
+            total = unit_of(total, values[groups.index].reshape(-1, width))
         elif how != "majority":
-            total = _mean(total, groups.count[:, None], values.dtype.kind in "iu", how)
+            total = mean_of(total, groups.count[:, None], values.dtype.kind in "iu", how)
         merged[name] = total.astype(values.dtype).reshape(-1, *values.shape[1:])
     return merged
 
 
-def _total(name: str, rows: NDArray[Any], starts: NDArray[np.int64], how: Reduction) -> NDArray[Any]:
+def totals(name: str, rows: NDArray[Any], starts: NDArray[np.int64], how: Reduction) -> NDArray[Any]:
     """Sums of sorted rows (n, w) by cell, exact for whole numbers; for a majority the winners themselves."""
     if how == "majority":
         if rows.dtype != np.uint64:  # int64 and float64 hold all the others, and two kernels will do
@@ -91,14 +91,14 @@ def _total(name: str, rows: NDArray[Any], starts: NDArray[np.int64], how: Reduct
     return whole
 
 
-def _unit(total: NDArray[Any], first: NDArray[Any]) -> NDArray[Any]:
+def unit_of(total: NDArray[Any], first: NDArray[Any]) -> NDArray[Any]:
     """Sums brought to length 1; where the rows cancel out, the row that stands for them."""
     length = np.sqrt(np.square(total).sum(axis=1, keepdims=True))
     cancelled = ~(length > 1e-12)
     return np.where(cancelled, first, total / np.where(cancelled, 1.0, length))
 
 
-def _mean(total: NDArray[Any], count: NDArray[np.int64], whole: bool, how: Reduction) -> NDArray[Any]:
+def mean_of(total: NDArray[Any], count: NDArray[np.int64], whole: bool, how: Reduction) -> NDArray[Any]:
     """Means from sums; of whole numbers in whole numbers, a half rounded up."""
     if whole:
         rounded: NDArray[Any] = (2 * total.astype(np.int64) + count) // (2 * count)

@@ -19,7 +19,7 @@ It is exact, not nearly so:
 The order of the rows, and so the boxes, have a say in the time alone. That of n rows and k picks is O(n) for
 the sorting and then mostly k times the rows around a pick, which are n / k times a constant, so O(n log k) in
 all, and for each pick one look at every region of 16,384 rows. A million rows and 16,384 picks take about a
-tenth of a second, ten million rows and a thousand picks three tenths. Memory: 40 bytes a row while it runs.
+tenth of a second, ten million rows and a thousand picks about one. Memory: 40 bytes a row while it runs.
 """
 
 from __future__ import annotations

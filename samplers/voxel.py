@@ -23,7 +23,8 @@ from .threads import threads_for
 
 log = logging.getLogger(__name__)
 
-_ROWS_A_THREAD = 100_000  # with fewer a thread costs more than it saves
+ROWS_A_THREAD = 100_000
+"""With fewer a thread costs more than it saves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,17 +97,12 @@ def voxel(
     Rows with a non-finite coordinate are left out and counted in a warning. Raises UsageError for a pick,
     reduction, shape or dtype it cannot serve, and for cells numbered beyond 2^53.
     """
-    if pick not in PICKS:
-        raise UsageError("voxel", f"pick is {pick!r}", f"choose one of {', '.join(PICKS)}")
-    if isinstance(size, bool) or not (isinstance(size, Real) and 0 < size < np.inf):
-        raise UsageError("voxel", f"size is {size!r}", "give a length above 0, in the unit of xyz")
-    cloud, size = checked(xyz), float(size)
-    grid = Grid(size, _corner(origin, 0.0, "origin"), _corner(grid_origin, -size / 1024, "grid_origin"))
-    chosen = _chosen(fields or {}, reduce or {}, len(cloud.xyz))
+    grid, cloud = grid_of(size, pick, origin, grid_origin), checked(xyz)
+    given = chosen(fields or {}, reduce or {}, len(cloud.xyz))
     points, rows = cloud.finite, cloud.rows
-    workers = threads_for(threads, len(points) // _ROWS_A_THREAD)
+    workers = threads_for(threads, len(points) // ROWS_A_THREAD)
 
-    lanes = lanes_of(chosen, rows, len(points))
+    lanes = lanes_of(given, rows, len(points))
     groups = group(points, grid, lanes, len(cloud.xyz), rows, pick=pick, seed=seed, threads=workers)
     if pick == "centroid":
         out = groups.column("mean")
@@ -114,10 +110,20 @@ def voxel(
         out = grid.centre(groups.cell)
     else:
         out = points[groups.picked].astype(np.float32)
-    _report(size, len(points), len(out))
-    merged = merge(chosen, groups)
-    given = {name: as_given(merged[name], is_tensor(values)) for name, values in (fields or {}).items()}
-    return Voxels(as_given(out, cloud.tensor), given, groups, cloud.tensor)
+    _report(grid.size, len(points), len(out))
+    merged = merge(given, groups)
+    named = {name: as_given(merged[name], is_tensor(values)) for name, values in (fields or {}).items()}
+    return Voxels(as_given(out, cloud.tensor), named, groups, cloud.tensor)
+
+
+def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:
+    """The grid that the arguments of `voxel` describe; UsageError where they cannot."""
+    if pick not in PICKS:
+        raise UsageError("voxel", f"pick is {pick!r}", f"choose one of {', '.join(PICKS)}")
+    if isinstance(size, bool) or not (isinstance(size, Real) and 0 < float(size) < np.inf):
+        raise UsageError("voxel", f"size is {size!r}", "give a length above 0, in the unit of xyz")
+    edge = float(size)
+    return Grid(edge, _corner(origin, 0.0, "origin"), _corner(grid_origin, -edge / 1024, "grid_origin"))
 
 
 def _corner(value: Any, default: float, name: str) -> NDArray[np.float64]:
@@ -129,19 +135,19 @@ def _corner(value: Any, default: float, name: str) -> NDArray[np.float64]:
     return np.broadcast_to(corner, 3).astype(np.float64)
 
 
-def _chosen(fields: Mapping[str, Any], reduce: Mapping[str, Reduction], n: int) -> Chosen:
+def chosen(fields: Mapping[str, Any], reduce: Mapping[str, Reduction], n: int) -> Chosen:
     """Each field as an array, and its reduction."""
     for name in reduce.keys() - fields.keys():
         near = difflib.get_close_matches(name, fields, 1)
         cause = f"reduce names {name!r}, which is no field"
         raise UsageError("voxel", cause, f"did you mean {near[0]!r}?" if near else "check the name")
-    chosen = {}
+    found = {}
     for name, values in fields.items():
         array = as_array(values, name)
         if array.ndim < 1 or len(array) != n:
             raise UsageError(f"field {name}", f"has shape {array.shape}", f"give {n} rows, as xyz has")
-        chosen[name] = array, reduction_of(name, array.dtype, reduce.get(name))
-    return chosen
+        found[name] = array, reduction_of(name, array.dtype, reduce.get(name))
+    return found
 
 
 def _report(size: float, n: int, m: int) -> None:

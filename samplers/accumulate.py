@@ -1,0 +1,188 @@
+"""The voxel grid of a cloud that comes in chunks: memory follows the occupied cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from .accumulate_fields import Merging, Part, part_of
+from .cells import STEPS
+from .fields import Reduction
+from .gate import as_given, checked, whole
+from .grid import sorted_rows, starts_of
+from .group import Groups, Pick, group
+from .merge import Chosen, lanes_of
+from .threads import threads_for
+from .voxel import ROWS_A_THREAD, chosen, grid_of
+
+_FEW = 1 << 16
+"""Cells that may wait to be merged, however few there are already."""
+
+
+@dataclass(frozen=True, eq=False)
+class AccumulatedVoxels:
+    """The occupied cells of all chunks, sorted by (x, y, z) cell number: m of them.
+
+    ``xyz``: float32 (m, 3). ``fields``: each with its dtype and m rows. ``index``: int64 (m,), a row of each
+    cell, counted over all chunks. ``count``: int64 (m,). ``cell``: int64 (m, 3).
+    """
+
+    xyz: Any
+    fields: dict[str, Any]
+    index: Any
+    count: Any
+    cell: Any
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """What is known of some cells, in the order of cells once merged."""
+
+    cell: NDArray[np.int64]
+    count: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    weight: NDArray[np.int64]
+    row: NDArray[np.int64]
+    xyz: NDArray[np.float32]
+    fields: dict[str, Part]
+
+
+class VoxelAccumulator:
+    """`voxel` of a cloud that is added chunk by chunk, with the same result for any chunks.
+
+    ``size``, ``pick``, ``reduce``, ``origin``, ``grid_origin``, ``seed``, ``threads``: as for `voxel`; all
+    chunks are relative to the one ``origin``. Sums of places are of whole numbers, so `result` has the bits
+    of `voxel`; means of float fields may differ in the last place. Memory follows the occupied cells, and for
+    a majority the different values in each. Raises UsageError as `voxel` does.
+    """
+
+    def __init__(
+        self,
+        size: float,
+        *,
+        pick: Pick = "centroid",
+        reduce: Mapping[str, Reduction] | None = None,
+        origin: Any = None,
+        grid_origin: Any = None,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        self._grid = grid_of(size, pick, origin, grid_origin)
+        self._pick: Pick = pick
+        self._reduce = dict(reduce or {})
+        self._seed, self._threads = seed, threads
+        self._kinds: dict[str, tuple[str, tuple[int, ...]]] | None = None
+        self._chunks = self._next = 0
+        self._tensor = False
+        self._parts: list[_Cells] = []  # the first is all that was merged, the others wait
+
+    def add(self, xyz: Any, fields: Mapping[str, Any] | None = None, *, start: int | None = None) -> None:
+        """Add rows ``xyz`` (n, 3), relative to the origin, with ``fields`` of n rows, always the same.
+
+        ``start``: the number of the first row in the whole, by default the one after the chunk before. With
+        it the order of chunks does not matter: it decides which row is the first, and what is drawn for each.
+        """
+        cloud = checked(xyz)
+        first = self._next if start is None else whole(start, "start")
+        if first < 0:
+            raise UsageError("start", f"is {first}", "give the number of the chunk's first row")
+        named = chosen(fields or {}, self._reduce, len(cloud.xyz))
+        self._check(named)
+        points, rows = cloud.finite, cloud.rows
+        workers = threads_for(self._threads, len(points) // ROWS_A_THREAD)
+        lanes = lanes_of(named, rows, len(points))
+        groups = group(
+            points, self._grid, lanes, len(cloud.xyz), rows, pick=self._pick, seed=self._seed, start=first,
+            steps=True, threads=workers,
+        )  # fmt: skip
+        self._parts.append(self._cells(points, groups, named, first))
+        self._tensor |= cloud.tensor
+        self._chunks, self._next = self._chunks + 1, first + len(cloud.xyz)
+        if sum(len(part.cell) for part in self._parts[1:]) > max(len(self._parts[0].cell), _FEW):
+            self._parts = [_merged(self._parts)]
+
+    def result(self) -> AccumulatedVoxels:
+        """The voxels of all rows so far; more may be added afterwards."""
+        if not self._parts:
+            self.add(np.empty((0, 3), np.float32))
+            self._kinds, self._chunks = None, 0
+        self._parts = [_merged(self._parts)]
+        (cells,) = self._parts
+        if self._pick == "centroid":
+            xyz = self._means(cells)
+        elif self._pick == "center":
+            xyz = self._grid.centre(cells.cell)
+        else:
+            xyz = cells.xyz.copy()
+        fields = {name: part.values(cells.count) for name, part in cells.fields.items()}
+        found = (xyz, cells.row.copy(), cells.count.copy(), cells.cell.copy())
+        xyz, index, count, cell = (as_given(values, self._tensor) for values in found)
+        merged = {name: as_given(values, self._tensor) for name, values in fields.items()}
+        return AccumulatedVoxels(xyz, merged, index, count, cell)
+
+    def _check(self, named: Chosen) -> None:
+        kinds = {name: (str(values.dtype), values.shape[1:]) for name, (values, _) in named.items()}
+        if self._kinds is None:
+            self._kinds = kinds
+        elif kinds != self._kinds:
+            where = f"VoxelAccumulator, chunk {self._chunks}"
+            cause = f"has the fields {kinds}, where those before have {self._kinds}"
+            raise UsageError(where, cause, "give the same fields with every chunk")
+
+    def _cells(self, points: NDArray[Any], groups: Groups, named: Chosen, first: int) -> _Cells:
+        """What a chunk adds."""
+        weight = groups.column("weight")
+        picked = self._pick in ("first", "nearest", "random")
+        return _Cells(
+            groups.cell,
+            groups.count,
+            groups.column("steps"),
+            weight if len(weight) else np.zeros(len(groups), np.int64),
+            first + groups.index,
+            points[groups.picked].astype(np.float32) if picked else np.empty((len(groups), 0), np.float32),
+            dict(part_of(named, groups)),
+        )
+
+    def _means(self, cells: _Cells) -> NDArray[np.float32]:
+        """The formula of `cells`, operation by operation."""
+        inside = (cells.steps / cells.count[:, None] + 0.5) / STEPS
+        grid = self._grid
+        mean: NDArray[np.float64] = (cells.cell + inside) * grid.size + grid.corner - grid.origin
+        return mean.astype(np.float32)
+
+
+def _merged(parts: list[_Cells]) -> _Cells:
+    """The cells of all parts, each once and sorted."""
+    parts = [part for part in parts if len(part.cell)] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    cell = np.concatenate([part.cell for part in parts])
+    row, weight = (
+        np.concatenate([part.row for part in parts]),
+        np.concatenate([part.weight for part in parts]),
+    )
+    order = sorted_rows(cell)
+    starts = starts_of(cell[order])
+    number = np.empty(len(cell), np.int64)
+    number[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    # Of each cell the part with the least weight, then the lowest row, stands for it.
+    best = np.lexsort((row, weight, number))[starts[:-1]]
+    how, firsts = Merging(number, order, starts, best), starts[:-1]
+    fields = {
+        name: kept.merged([part.fields[name] for part in parts], how)
+        for name, kept in parts[0].fields.items()
+    }
+    return _Cells(
+        cell[best],
+        np.add.reduceat(np.concatenate([part.count for part in parts])[order], firsts),
+        np.add.reduceat(np.concatenate([part.steps for part in parts])[order], firsts),
+        weight[best],
+        row[best],
+        np.concatenate([part.xyz for part in parts])[best],
+        fields,
+    )
