@@ -99,6 +99,12 @@ def test_equals_brute_force_on_larger_clouds(n: int) -> None:
     assert farthest(rounded, 300, start=n - 1).tolist() == brute_force(rounded, 300, n - 1)
 
 
+@pytest.mark.slow
+def test_f11_a_million_rows_equal_brute_force() -> None:
+    xyz = np.random.default_rng(11).normal(size=(1_000_000, 3)).astype(np.float32)
+    assert farthest(xyz, 40, start=5).tolist() == brute_force(xyz, 40, 5)
+
+
 def test_whole_cloud_equals_brute_force() -> None:
     xyz = np.round(np.random.default_rng(3).random((3000, 3)), 2).astype(np.float32)
     assert farthest(xyz, 3000).tolist() == brute_force(xyz, 3000)

@@ -48,3 +48,25 @@ def test_cells_of_every_scan_do_not_depend_on_the_origin(data_folder: Path) -> N
     files = sorted(p for p in data_folder.rglob("*") if p.suffix in (".las", ".laz"))
     assert len(files) > 10
     assert sum(check(path) for path in files) > 30
+
+
+def float_points(path: Path) -> NDArray[np.float64]:
+    """x, y and z of a binary PLY file of floats."""
+    raw = path.read_bytes()
+    head, _, body = raw.partition(b"end_header\n")
+    names = [line.split() for line in head.decode().splitlines() if line.startswith("property")]
+    assert all(kind == "float" for _, kind, _ in names)
+    rows = np.frombuffer(body, np.float32).reshape(-1, len(names))
+    return rows[:, :3].astype(np.float64)
+
+
+def test_few_rows_of_float_files_change_cell_with_the_origin(data_folder: Path) -> None:
+    """Floats lie anywhere, so a boundary may lie between a coordinate and its rounding."""
+    for path in (data_folder / "reader" / "source.ply", data_folder / "reader" / "target.ply"):
+        world = float_points(path)
+        for size in SIZES:
+            at = voxel(world.astype(np.float32), size)
+            for origin in (world.min(axis=0), world.mean(axis=0)):
+                moved = voxel((world - origin).astype(np.float32), size, origin=origin)
+                differ = (moved.cell[moved.inverse] != at.cell[at.inverse]).any(axis=1).sum()
+                assert differ <= 5e-5 * len(world), (path, size, origin)
