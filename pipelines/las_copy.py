@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import struct
 from collections.abc import Iterator
@@ -32,7 +33,9 @@ def write_copy(file: Path, las: laspy.LasData, out: Path, *, same_points: bool) 
         if las.evlrs is not None:
             first, count = _number(source, EVLR_AT, 8), _number(source, EVLR_COUNT, 4)
             las.evlrs[:] = _records(source, first, count, extended=True)
-        las.write(stream, do_compress=out.suffix.lower() == ".laz")
+        whole = io.BytesIO()  # on a full disk the compressor raises an error of its own, and leaves another
+        las.write(whole, do_compress=out.suffix.lower() == ".laz")
+        stream.write(whole.getbuffer())
         for place, size in (_COUNTS, _BOUNDS) if same_points else ():
             source.seek(place)
             stream.seek(place)

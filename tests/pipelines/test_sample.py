@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -318,3 +320,20 @@ def test_centroids_log_nothing_of_what_las_itself_has(
     with caplog.at_level(logging.WARNING):
         sample(shipped_laz, tmp_path / "out.laz", "voxel", 1.0)
     assert {record.args for record in caplog.records} == {("Deviation",), ("ExtraBytes",)}
+
+
+def test_a_full_disk_is_one_line(shipped_laz: Path, tmp_path: Path) -> None:
+    """A process that may write little stands for it: the system refuses the write in the same way."""
+    out = tmp_path / "out.laz"
+    program = (
+        "import resource, signal, sys; from tamis.cli import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        f"sys.argv = ['tamis', 'sample', {str(shipped_laz)!r}, {str(out)!r}, '--random', '0.9']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("tamis: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
