@@ -17,11 +17,14 @@ ABOUT = (
 )
 """How to read the tables."""
 
-_SCAN = {
-    "kept": ("points", 1, 0),
+_DISTANCES = {
     "coverage": ("coverage, m", 1, 3),
     "chamfer": ("chamfer, mm", 1e3, 1),
     "hausdorff": ("Hausdorff, m", 1, 3),
+}
+_SCAN = {
+    "kept": ("points", 1, 0),
+    **_DISTANCES,
     "rotation_deg": ("rotation off, deg", 1, 3),
     "translation_m": ("translation off, mm", 1e3, 1),
     "icp_s": ("ICP, s", 1, 3),
@@ -29,9 +32,7 @@ _SCAN = {
 }
 _TILES = {
     "kept": ("points a tile", 1, 0),
-    "coverage": ("coverage, m", 1, 3),
-    "chamfer": ("chamfer, mm", 1e3, 1),
-    "hausdorff": ("Hausdorff, m", 1, 3),
+    **_DISTANCES,
     "rarest_after": ("rarest class, %", 100, 3),
     "moved": ("shares moved, %", 100, 2),
     "labels": ("labels kept, %", 100, 2),

@@ -123,7 +123,7 @@ def cut(
     if settings.tiles is None:
         parts = splits.divide(points.xyz, settings.split, source, listed)
         for split, rows in parts.items():
-            yield Piece(split, SPLITS.index(split), rows, _corner(points.xyz[rows]))
+            yield Piece(split, SPLITS.index(split), rows, corner(points.xyz[rows]))
         return
     if not len(points.xyz):
         return
@@ -153,7 +153,7 @@ def whole(
     split = listed.get(source, "train")
     if isinstance(settings.split, HashSplit):
         split = settings.split.of(sample_name(source, number))
-    return Piece(split, number, np.arange(len(points.xyz)), _corner(points.xyz))
+    return Piece(split, number, np.arange(len(points.xyz)), corner(points.xyz))
 
 
 def columns_of(
@@ -177,16 +177,20 @@ def columns_of(
 def local(path: Path, xyz: NDArray[np.float64], origin: NDArray[np.float64]) -> NDArray[np.float32]:
     """Coordinates counted from ``origin``, float32 (n, 3), each right to half a unit in a thousand."""
     shifted = xyz - origin
-    largest = np.abs(shifted).max(initial=0)
-    step = np.spacing(np.float32(largest))  # coordinates are below 2^53, so this is finite
-    if step / 2 > TOLERANCE:
+    error = float32_error(shifted)
+    if error > TOLERANCE:
         extent = " x ".join(f"{size:g}" for size in np.ptp(xyz, axis=0))
         raise DataError(
             path,
-            f"a sample spans {extent} units: float32 coordinates would be off by up to {step / 2:.2g}",
+            f"a sample spans {extent} units: float32 coordinates would be off by up to {error:.2g}",
             "cut it with data.tiles",
         )
     return shifted.astype(np.float32)
+
+
+def float32_error(shifted: NDArray[np.float64]) -> float:
+    """How far coordinates (n, 3), below 2^53, are off at most as float32."""
+    return float(np.spacing(np.float32(np.abs(shifted).max(initial=0)))) / 2
 
 
 def _field(path: Path, scan: Scan, name: str, key: str, row: NDArray[np.int64]) -> NDArray[Any]:
@@ -202,7 +206,7 @@ def _origin(xyz: NDArray[np.float64], centre: tuple[float, float]) -> NDArray[np
     return np.array([*np.clip(centre, low[:2], high[:2]), low[2]])
 
 
-def _corner(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
+def corner(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
     """Middle of the bounding box in x and y, and the lowest z; zero for no points."""
     if not len(xyz):
         return np.zeros(3)

@@ -19,7 +19,7 @@ from ..samplers.fields import Reduction, kind_of, reduction
 from ..samplers.group import PICKS, Pick
 from ..samplers.random import random
 from ..samplers.voxel import voxel
-from .cut import LARGEST
+from .cut import LARGEST, corner
 from .readers import Scan, read
 from .save import Sampled, check_out, save
 
@@ -99,14 +99,11 @@ def _count(path: Path, method: Method, amount: float, n: int) -> int:
 
 def _origin(path: Path, xyz: NDArray[np.float64]) -> NDArray[np.float64]:
     """Whole numbers near the middle of the box in x and y, and its bottom: the fewest digits to lose."""
-    if not len(xyz):
-        return np.zeros(3)
-    low, high = xyz.min(axis=0), xyz.max(axis=0)
-    furthest = max(-low.min(), high.max())
+    furthest = np.abs(xyz).max(initial=0)
     if furthest >= LARGEST:
         raise DataError(path, f"a coordinate is {furthest:g}, none may reach 2^53", "mend the file")
-    x, y = ((low + high) / 2)[:2]
-    return np.array([math.floor(x), math.floor(y), math.floor(low[2])], np.float64)
+    origin: NDArray[np.float64] = np.floor(corner(xyz))
+    return origin
 
 
 def _by_voxel(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..files import atomic
-from .cut import TOLERANCE
+from .cut import TOLERANCE, float32_error
 from .las_copy import write_copy
 from .readers import Scan
 
@@ -124,9 +124,9 @@ def _records(path: Path, sampled: Sampled) -> NDArray[Any]:
 def _near(out: Path, xyz: NDArray[np.float64], origin: NDArray[np.float64]) -> NDArray[np.float32]:
     """float32 from ``origin``; refused where that is too coarse."""
     shifted = xyz - origin
-    step = float(np.spacing(np.float32(np.abs(shifted).max(initial=0))))
-    if step / 2 > TOLERANCE:
-        cause = f"the cloud is so wide that float32 would be off by up to {step / 2:.2g}"
+    error = float32_error(shifted)
+    if error > TOLERANCE:
+        cause = f"the cloud is so wide that float32 would be off by up to {error:.2g}"
         raise DataError(out, cause, "write .npy, .arrow or .parquet, which hold float64")
     return shifted.astype(np.float32)
 

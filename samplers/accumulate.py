@@ -13,12 +13,11 @@ from ..errors import UsageError
 from .accumulate_fields import Merging, Part, part_of
 from .cells import STEPS
 from .fields import Reduction
-from .gate import as_given, checked, whole
-from .grid import sorted_rows, starts_of
-from .group import Groups, Pick, group
-from .merge import Chosen, lanes_of
-from .threads import threads_for
-from .voxel import ROWS_A_THREAD, chosen, grid_of
+from .gate import Cloud, as_given, checked, whole
+from .grid import numbered
+from .group import Groups, Pick
+from .merge import Chosen
+from .voxel import chosen, grid_of, grouped
 
 _FEW = 1 << 16
 """Cells that may wait to be merged, however few there are already."""
@@ -93,14 +92,9 @@ class VoxelAccumulator:
             raise UsageError("start", f"is {first}", "give the number of the chunk's first row")
         named = chosen(fields or {}, self._reduce, len(cloud.xyz))
         self._check(named)
-        points, rows = cloud.finite, cloud.rows
-        workers = threads_for(self._threads, len(points) // ROWS_A_THREAD)
-        lanes = lanes_of(named, rows, len(points))
-        groups = group(
-            points, self._grid, lanes, len(cloud.xyz), rows, pick=self._pick, seed=self._seed, start=first,
-            steps=True, threads=workers,
-        )  # fmt: skip
-        self._parts.append(self._cells(points, groups, named, first))
+        how = self._pick, self._seed, self._threads
+        groups = grouped(cloud, self._grid, named, *how, start=first, steps=True)
+        self._parts.append(self._cells(cloud, groups, named, first))
         self._tensor |= cloud.tensor
         self._chunks, self._next = self._chunks + 1, first + len(cloud.xyz)
         if sum(len(part.cell) for part in self._parts[1:]) > max(len(self._parts[0].cell), _FEW):
@@ -134,7 +128,7 @@ class VoxelAccumulator:
             cause = f"has the fields {kinds}, where those before have {self._kinds}"
             raise UsageError(where, cause, "give the same fields with every chunk")
 
-    def _cells(self, points: NDArray[Any], groups: Groups, named: Chosen, first: int) -> _Cells:
+    def _cells(self, cloud: Cloud, groups: Groups, named: Chosen, first: int) -> _Cells:
         """What a chunk adds."""
         weight = groups.column("weight")
         picked = self._pick in ("first", "nearest", "random")
@@ -144,7 +138,7 @@ class VoxelAccumulator:
             groups.column("steps"),
             weight if len(weight) else np.zeros(len(groups), np.int64),
             first + groups.index,
-            points[groups.picked].astype(np.float32) if picked else np.empty((len(groups), 0), np.float32),
+            cloud.xyz[groups.index].astype(np.float32) if picked else np.empty((len(groups), 0), np.float32),
             dict(part_of(named, groups)),
         )
 
@@ -162,14 +156,9 @@ def _merged(parts: list[_Cells]) -> _Cells:
     if len(parts) == 1:
         return parts[0]
     cell = np.concatenate([part.cell for part in parts])
-    row, weight = (
-        np.concatenate([part.row for part in parts]),
-        np.concatenate([part.weight for part in parts]),
-    )
-    order = sorted_rows(cell)
-    starts = starts_of(cell[order])
-    number = np.empty(len(cell), np.int64)
-    number[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    row = np.concatenate([part.row for part in parts])
+    weight = np.concatenate([part.weight for part in parts])
+    number, order, starts = numbered(cell)
     # Of each cell the part with the least weight, then the lowest row, stands for it.
     best = np.lexsort((row, weight, number))[starts[:-1]]
     how, firsts = Merging(number, order, starts, best), starts[:-1]

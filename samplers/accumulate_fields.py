@@ -10,13 +10,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from ..errors import UsageError
 from .fields import Reduction
 from .grid import starts_of
 from .group import Groups
-from .merge import Chosen, mean_of, rides, totals, unit_of
-
-_MOST = 2.0**61
+from .merge import LARGEST_SUM, Chosen, mean_of, rides, rows_by_cell, too_large, totals, unit_of
 
 Column: TypeAlias = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]
 """Cells, values and how often each occurs there."""
@@ -71,9 +68,9 @@ class Sums:
         lost = np.concatenate([part.lost for part in parts])[order]
         kept = np.concatenate([part.kept for part in parts])[best]
         if sums.dtype == np.int64:
-            if sums.size and np.add.reduceat(np.abs(sums.astype(np.float64)), starts[:-1]).max() > _MOST:
-                cause = f"{kept.dtype} values are too large to average exactly"
-                raise UsageError(f"field {self.name}", cause, "reduce them by 'first'")
+            most = np.add.reduceat(np.abs(sums.astype(np.float64)), starts[:-1]).max(initial=0)
+            if most > LARGEST_SUM:
+                raise too_large(self.name, kept.dtype)
             return Sums(self.name, self.how, np.add.reduceat(sums, starts[:-1]), lost[: len(best)], kept)
         more, errors = np.empty((len(best), sums.shape[1])), np.empty((len(best), sums.shape[1]))
         _add_up(sums, lost, starts, more, errors)
@@ -138,13 +135,12 @@ def part_of(fields: Chosen, groups: Groups) -> Iterator[tuple[str, Any]]:
             at += width
             yield name, Sums(name, how, sums, np.zeros(sums.shape), kept)
             continue
-        rows = values[groups.order].reshape(-1, width)
-        rows = rows.astype(rows.dtype.newbyteorder("="), copy=False)
+        rows = rows_by_cell(values, groups)
         if how == "majority":
             cells, ones = np.repeat(np.arange(len(groups)), groups.count), np.ones(len(rows), np.int64)
             yield name, Votes([_counted(cells, rows[:, w], ones) for w in range(width)], kept)
         elif len(groups):
-            sums = totals(name, rows, groups.starts, how)
+            sums = totals(name, rows, groups.starts)
             yield name, Sums(name, how, sums, np.zeros(sums.shape), kept)
         else:
             kind = np.int64 if values.dtype.kind in "iu" else np.float64

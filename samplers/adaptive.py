@@ -100,8 +100,7 @@ def _as_float32(cloud: Cloud) -> NDArray[np.float32]:
     if not cloud.high - cloud.low < _WIDEST:
         cause = f"coordinates reach from {cloud.low} to {cloud.high}: squared distances overflow float32"
         raise UsageError("adaptive", cause, "scale the coordinates or drop the outliers")
-    points = cloud.finite
-    return points if points.dtype == np.float32 else (points - points[0]).astype(np.float32)
+    return cloud.finite32
 
 
 def _by_cells(points: NDArray[np.float32], k: int, seed: int) -> tuple[Method, NDArray[np.int64], float, int]:

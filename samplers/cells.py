@@ -58,17 +58,11 @@ def scatter(
     columns = np.empty((3, _CHUNK), points.dtype)
     within = (np.int64(1) << shift) - 1
     records, lines, following = chains.records, chains.lanes, chains.following
-    first, last, blocks, end = (
-        chains.first[thread],
-        chains.last[thread],
-        chains.blocks[thread],
-        chains.end[thread],
-    )
+    first, last = chains.first[thread], chains.last[thread]
+    blocks, end = chains.blocks[thread], chains.end[thread]
     for chunk in range(start, stop, _CHUNK):
         n = min(_CHUNK, stop - chunk)
-        _locate(points[chunk : chunk + n], where, columns, keys, places)
-        if where.known.size:
-            keys[:n] = where.known[chunk : chunk + n]
+        _locate(points, where, chunk, n, columns, keys, places)
         for i in range(n):
             part = keys[i] >> shift
             at = end[part]
@@ -93,11 +87,13 @@ def scatter(
 def _locate(
     points: NDArray[Any],
     where: Where,
+    start: Whole,
+    n: Whole,
     columns: NDArray[Any],
     keys: NDArray[np.int64],
     places: NDArray[np.int64],
 ) -> None:
-    """Each point's key, its cell counted within the box, and its place inside the cell.
+    """Of ``n`` points from ``start`` on the keys, cells counted within the box, and places inside cells.
 
     Floats hold the keys exactly, and a loop over columns vectorises where one over rows does not.
     """
@@ -105,15 +101,18 @@ def _locate(
     cx, cy, cz = where.corner
     lx, ly, lz = where.low
     size, width_y, width_z = where.size, where.width_y, where.width_z
-    for i in range(len(points)):
-        columns[0, i], columns[1, i], columns[2, i] = points[i, 0], points[i, 1], points[i, 2]
-    for i in range(len(points)):
+    some = points[start : start + n]
+    for i in range(len(some)):
+        columns[0, i], columns[1, i], columns[2, i] = some[i, 0], some[i, 1], some[i, 2]
+    for i in range(len(some)):
         px = (np.float64(columns[0, i]) + ox - cx) / size
         py = (np.float64(columns[1, i]) + oy - cy) / size
         pz = (np.float64(columns[2, i]) + oz - cz) / size
         x, y, z = np.floor(px), np.floor(py), np.floor(pz)
         keys[i] = np.int64(((x - lx) * width_y + (y - ly)) * width_z + (z - lz))
         places[i] = (_step(px - x) << 42) | (_step(py - y) << 21) | _step(pz - z)
+    if where.known.size:
+        keys[:n] = where.known[start : start + n]
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
@@ -144,9 +143,7 @@ def group_rows(
     table_bits, found = _empty(slots, len(points)), np.uint32(0)
     for chunk in range(0, len(points), _CHUNK):
         n = min(_CHUNK, len(points) - chunk)
-        _locate(points[chunk : chunk + n], where, columns, keys, places)
-        if where.known.size:
-            keys[:n] = where.known[chunk : chunk + n]
+        _locate(points, where, chunk, n, columns, keys, places)
         for i in range(n):
             row = chunk + i
             c = _add_row(slots, cells, table_bits, found, keys[i], places[i], row)

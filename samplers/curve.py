@@ -190,7 +190,7 @@ def _sort(
     bits = 0
     while bits < _CELL_BITS and m >> (bits + 2):
         bits += 1
-    low, high = _bounds(source)
+    low, high = bounds(source)
     scale = _halve(high.astype(np.float64) - low, bits, table)
     x0, y0, z0, sx, sy, sz = low[0], low[1], low[2], scale[0], scale[1], scale[2]
     ends[: 1 << bits] = 0
@@ -213,15 +213,15 @@ def _sort(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _bounds(points: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Lowest and highest x, y and z of points (m, 3 or more).
+def bounds(points: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Lowest and highest x, y and z of points (m, 3 or more), finite and at least one; of their dtype.
 
     64 points are compared side by side: a loop over numbers that lie end to end vectorises.
     """
     width = points.shape[1]
     whole = len(points) // 64 * 64
     flat = points[:whole].reshape(-1)
-    low, high = np.full(64 * width, np.float32(np.inf)), np.full(64 * width, np.float32(-np.inf))
+    low, high = np.full(64 * width, np.inf, points.dtype), np.full(64 * width, -np.inf, points.dtype)
     for start in range(0, flat.size, 64 * width):
         some = flat[start : start + 64 * width]
         for lane in range(64 * width):

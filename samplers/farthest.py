@@ -134,10 +134,11 @@ def _first(cloud: Cloud, start: Start, draw_for: tuple[int | str, ...]) -> int:
 
 def _as_float32(cloud: Cloud) -> NDArray[np.float32]:
     """The finite points as the search takes them; refused where their squared distances could overflow."""
-    finite, spread = cloud.finite, cloud.high - cloud.low
+    spread = cloud.high - cloud.low
     if not 3 * spread * spread < _OVERFLOW:  # nearly always enough to know
+        finite = cloud.finite
         extent = [float(high) - float(low) for low, high in zip(finite.min(0), finite.max(0), strict=True)]
         if not sum(edge * edge for edge in extent) < _OVERFLOW:
             cause = f"the cloud spans {extent}: squared distances overflow float32"
             raise UsageError("farthest", cause, "scale the coordinates or drop the outliers")
-    return finite if finite.dtype == np.float32 else (finite - finite[0]).astype(np.float32)
+    return cloud.finite32

@@ -37,6 +37,12 @@ class Cloud:
         """The finite rows, float32 or float64 (m, 3)."""
         return self.xyz if self.rows is None else self.xyz[self.rows]
 
+    @property
+    def finite32(self) -> NDArray[np.float32]:
+        """The finite rows as float32; float64 ones are counted from the first before they are cast."""
+        points = self.finite
+        return points if points.dtype == np.float32 else (points - points[0]).astype(np.float32)
+
 
 def checked(xyz: Any) -> Cloud:
     """Convert a cloud (n, 3) to float32 or float64 in C order and find its finite rows.

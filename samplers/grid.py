@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .curve import radix_order
+from .curve import bounds, radix_order
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +20,6 @@ _MOST_CELLS = 2.0**53
 """Above it float64 no longer tells neighbouring cells apart."""
 
 _MOST_FLOAT = float(np.finfo(np.float32).max)
-
-_WIDE = 16
-"""Points whose bounds are taken side by side, so that the loop has a constant width and vectorises."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Grid:
         """
         if not len(points):
             return Box(np.zeros(3), (1, 1, 1))
-        low, high = (bound.tolist() for bound in _bounds(points))  # of three numbers arrays are the slow way
+        low, high = (ends.tolist() for ends in bounds(points))  # of three numbers arrays are the slow way
         reach = max(-min(low), max(high))
         if reach > _MOST_FLOAT:
             cause = f"coordinates reach {reach}, beyond float32"
@@ -62,8 +59,8 @@ class Grid:
             )
         origin, corner = self.origin.tolist(), self.corner.tolist()
         first, last = (  # floats keep their order, so the lowest coordinate is in the lowest cell
-            [math.floor((x + o - c) / self.size) for x, o, c in zip(bound, origin, corner, strict=True)]
-            for bound in (low, high)
+            [math.floor((x + o - c) / self.size) for x, o, c in zip(ends, origin, corner, strict=True)]
+            for ends in (low, high)
         )
         if not max(map(abs, first + last)) < _MOST_CELLS:
             cause = f"size {self.size} numbers cells beyond 2^53 for coordinates up to {reach}"
@@ -90,28 +87,6 @@ class Box:
         return np.stack([x, y, z], axis=1) + self.low.astype(np.int64)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _bounds(points: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lowest and highest coordinate of each axis."""
-    width = 3 * _WIDE
-    low, high = np.empty(width, points.dtype), np.empty(width, points.dtype)
-    for j in range(width):
-        low[j] = high[j] = points[0, j % 3]
-    lines = points.reshape(-1)[: len(points) // _WIDE * width].reshape(-1, width)
-    for i in range(len(lines)):
-        for j in range(width):
-            value = lines[i, j]
-            low[j] = value if value < low[j] else low[j]
-            high[j] = value if value > high[j] else high[j]
-    for i in range(len(lines) * _WIDE, len(points)):
-        for a in range(3):
-            low[a], high[a] = min(low[a], points[i, a]), max(high[a], points[i, a])
-    lowest, highest = np.empty(3), np.empty(3)
-    for a in range(3):
-        lowest[a], highest[a] = low[a::3].min(), high[a::3].max()
-    return lowest, highest
-
-
 def sorted_rows(cells: NDArray[np.int64]) -> NDArray[np.int64]:
     """Rows sorted by cell, int64 (n, 3), x first; rows of a cell in their own order.
 
@@ -133,6 +108,19 @@ def _axis_keys(cells: NDArray[np.int64], order: NDArray[np.int64], axis: int) ->
     for i in range(len(order)):
         keys[i] = cells[order[i], axis] - low
     return keys
+
+
+def numbered(cells: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cells int64 (n, 3) numbered in their order, equal ones alike.
+
+    Returns the number of each, int64 (n,), the order that sorts them, and where in it those of each number
+    begin, and the end.
+    """
+    order = sorted_rows(cells)
+    starts = starts_of(cells[order])
+    number = np.empty(len(cells), np.int64)
+    number[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    return number, order, starts
 
 
 def starts_of(cells: NDArray[np.int64]) -> NDArray[np.int64]:

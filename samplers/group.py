@@ -25,7 +25,7 @@ from .cells import (
     scatter,
     slot_bits,
 )
-from .grid import Box, Grid, sorted_rows, starts_of
+from .grid import Box, Grid, numbered
 from .tables import Chains, Picking, Sums, Table, Where
 from .threads import each
 
@@ -34,6 +34,9 @@ Pick = Literal["centroid", "first", "nearest", "random", "center"]
 with the least hash; its middle."""
 
 PICKS: tuple[Pick, ...] = get_args(Pick)
+
+Fill = Callable[[NDArray[np.int64]], object]
+"""Writes each grouped row's cell into an array."""
 
 _DIRECT = 1 << 16  # rows; so many cells and their slots still fit the second-level cache
 _MOST_PARTITIONS, _MOST_WIDE = 10, 7  # bits; of each a line is being written, which must stay in the cache
@@ -45,7 +48,7 @@ class Groups:
     """The cells taken, m of them, sorted, and what their rows add up to.
 
     ``n``, ``rows``: how many rows there are, and which of them were grouped, int64, or None for all.
-    ``tables``: one for each thread. ``fill``: writes each grouped row's cell into an int64 array.
+    ``tables``: one for each thread. ``fill``: writes each grouped row's cell into an array.
     """
 
     n: int
@@ -53,7 +56,7 @@ class Groups:
     box: Box
     where: Where
     tables: list[Table]
-    fill: Callable[[NDArray[np.int64]], object]
+    fill: Fill
 
     def __len__(self) -> int:
         return sum(len(table.key) for table in self.tables)
@@ -184,9 +187,6 @@ class _Work:
         )
 
 
-Fill = Callable[[NDArray[np.int64]], object]
-
-
 def _direct(work: _Work, bits: int) -> tuple[list[Table], Fill]:
     """Rows as they come into one table."""
     n, points, where, lanes = len(work.points), work.points, work.where, work.lanes
@@ -259,10 +259,7 @@ def _cut(table: Table, m: int) -> Table:
 def _numbered(points: NDArray[Any], grid: Grid) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The number of each row's cell among those taken, int64 (n,), and these cells, sorted, int64 (m, 3)."""
     cells = np.floor(grid.place(points)).astype(np.int64)
-    order = sorted_rows(cells)
-    starts = starts_of(cells[order])
-    number = np.empty(len(cells), np.int64)
-    number[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    number, order, starts = numbered(cells)
     return number, cells[order[starts[:-1]]]
 
 

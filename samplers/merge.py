@@ -6,6 +6,7 @@ kernels write and add up. The rows of other fields are gathered in the order of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ from .group import Groups
 
 Chosen = Mapping[str, tuple[NDArray[Any], Reduction]]
 """Fields (n, ...) and how their rows merge."""
+
+LARGEST_SUM = 2.0**61
+"""Of whole numbers: the mean takes twice a sum, and that must fit an int64."""
 
 
 def rides(values: NDArray[Any], how: Reduction) -> bool:
@@ -62,9 +66,8 @@ def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
             total = lanes[:, at : at + width]
             at += width
         else:
-            rows = values[groups.order].reshape(-1, width)
-            rows = rows.astype(rows.dtype.newbyteorder("="), copy=False)
-            total = totals(name, rows, groups.starts, how)
+            rows = rows_by_cell(values, groups)
+            total = _winners(rows, groups.starts) if how == "majority" else totals(name, rows, groups.starts)
         if how == "unit":
             total = unit_of(total, values[groups.index].reshape(-1, width))
         elif how != "majority":
@@ -73,22 +76,37 @@ def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
     return merged
 
 
-def totals(name: str, rows: NDArray[Any], starts: NDArray[np.int64], how: Reduction) -> NDArray[Any]:
-    """Sums of sorted rows (n, w) by cell, exact for whole numbers; for a majority the winners themselves."""
-    if how == "majority":
-        if rows.dtype != np.uint64:  # int64 and float64 hold all the others, and two kernels will do
-            rows = rows.astype(np.float64 if rows.dtype.kind == "f" else np.int64)
-        winners: NDArray[Any] = _vote(rows, starts)
-        return winners
+def rows_by_cell(values: NDArray[Any], groups: Groups) -> NDArray[Any]:
+    """A field's rows in the order of cells, flat, (n, w), and in native byte order."""
+    rows = values[groups.order]
+    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    return rows.astype(rows.dtype.newbyteorder("="), copy=False)
+
+
+def _winners(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+    """The most frequent value of sorted rows (n, w) by cell."""
+    if rows.dtype != np.uint64:  # int64 and float64 hold all the others, and two kernels will do
+        rows = rows.astype(np.float64 if rows.dtype.kind == "f" else np.int64)
+    winners: NDArray[Any] = _vote(rows, starts)
+    return winners
+
+
+def totals(name: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+    """Sums of sorted rows (n, w) by cell, exact for whole numbers; UsageError for too large ones."""
     if rows.dtype.kind == "f":
         sums: NDArray[Any] = _exact_sums(rows.astype(np.float64), starts)
         return sums
     most = int(np.diff(starts).max())
-    if rows.dtype.itemsize == 8 and float(np.abs(rows.astype(np.float64)).max()) * most >= 2.0**61:
-        cause = f"{rows.dtype} values are too large to average exactly"
-        raise UsageError(f"field {name}", cause, "reduce them by 'first'")
+    if rows.dtype.itemsize == 8 and float(np.abs(rows.astype(np.float64)).max()) * most >= LARGEST_SUM:
+        raise too_large(name, rows.dtype)
     whole: NDArray[np.int64] = np.add.reduceat(rows.astype(np.int64), starts[:-1], axis=0)
     return whole
+
+
+def too_large(name: str, dtype: np.dtype[Any]) -> UsageError:
+    """The error of whole numbers whose sums may reach `LARGEST_SUM`."""
+    cause = f"{dtype} values are too large to average exactly"
+    return UsageError(f"field {name}", cause, "reduce them by 'first'")
 
 
 def unit_of(total: NDArray[Any], first: NDArray[Any]) -> NDArray[Any]:

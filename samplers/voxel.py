@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .fields import Reduction, reduction_of
-from .gate import as_array, as_given, checked, is_tensor
+from .gate import Cloud, as_array, as_given, checked, is_tensor
 from .grid import Grid
 from .group import PICKS, Groups, Pick, group
 from .merge import Chosen, lanes_of, merge
@@ -23,7 +23,7 @@ from .threads import threads_for
 
 log = logging.getLogger(__name__)
 
-ROWS_A_THREAD = 100_000
+_ROWS_A_THREAD = 100_000
 """With fewer a thread costs more than it saves."""
 
 
@@ -99,21 +99,28 @@ def voxel(
     """
     grid, cloud = grid_of(size, pick, origin, grid_origin), checked(xyz)
     given = chosen(fields or {}, reduce or {}, len(cloud.xyz))
-    points, rows = cloud.finite, cloud.rows
-    workers = threads_for(threads, len(points) // ROWS_A_THREAD)
-
-    lanes = lanes_of(given, rows, len(points))
-    groups = group(points, grid, lanes, len(cloud.xyz), rows, pick=pick, seed=seed, threads=workers)
+    groups = grouped(cloud, grid, given, pick, seed, threads)
     if pick == "centroid":
         out = groups.column("mean")
     elif pick == "center":
         out = grid.centre(groups.cell)
     else:
-        out = points[groups.picked].astype(np.float32)
-    _report(grid.size, len(points), len(out))
+        out = cloud.xyz[groups.index].astype(np.float32)
+    _report(grid.size, len(cloud.xyz if cloud.rows is None else cloud.rows), len(out))
     merged = merge(given, groups)
     named = {name: as_given(merged[name], is_tensor(values)) for name, values in (fields or {}).items()}
     return Voxels(as_given(out, cloud.tensor), named, groups, cloud.tensor)
+
+
+def grouped(
+    cloud: Cloud, grid: Grid, fields: Chosen, pick: Pick, seed: int, threads: int | None, **more: Any
+) -> Groups:
+    """The cells of a cloud with the sums of its fields; ``more``: what else `group` takes."""
+    points, rows = cloud.finite, cloud.rows
+    workers = threads_for(threads, len(points) // _ROWS_A_THREAD)
+    lanes = lanes_of(fields, rows, len(points))
+    n = len(cloud.xyz)
+    return group(points, grid, lanes, n, rows, pick=pick, seed=seed, threads=workers, **more)
 
 
 def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:

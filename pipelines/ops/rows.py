@@ -17,7 +17,8 @@ def merge_cells(columns: Columns, call: Call[VoxelSettings]) -> Columns:
         name: reduction(call.kinds[name], values.dtype) for name, values in fields.items()
     }
     size, pick = call.settings.size, call.settings.pick
-    merged = voxel(columns["xyz"], size, pick=pick, fields=fields, reduce=reduce, seed=call.key)
+    # the executors have a thread a sample: no more are wanted inside
+    merged = voxel(columns["xyz"], size, pick=pick, fields=fields, reduce=reduce, seed=call.key, threads=1)
     return {name: merged.xyz if name == "xyz" else merged.fields[name] for name in columns}
 
 
