@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .accumulate_fields import Merging, Part, part_of
-from .cells import STEPS
 from .fields import Reduction
 from .gate import Cloud, as_given, checked, whole
 from .grid import numbered
 from .group import Groups, Pick
 from .merge import Chosen
+from .tables import STEPS
 from .voxel import chosen, grid_of, grouped
 
 _FEW = 1 << 16
@@ -110,7 +110,7 @@ class VoxelAccumulator:
         if self._pick == "centroid":
             xyz = self._means(cells)
         elif self._pick == "center":
-            xyz = self._grid.centre(cells.cell)
+            xyz = self._grid.points(cells.cell + 0.5)
         else:
             xyz = cells.xyz.copy()
         fields = {name: part.values(cells.count) for name, part in cells.fields.items()}
@@ -130,13 +130,12 @@ class VoxelAccumulator:
 
     def _cells(self, cloud: Cloud, groups: Groups, named: Chosen, first: int) -> _Cells:
         """What a chunk adds."""
-        weight = groups.column("weight")
         picked = self._pick in ("first", "nearest", "random")
         return _Cells(
             groups.cell,
             groups.count,
-            groups.column("steps"),
-            weight if len(weight) else np.zeros(len(groups), np.int64),
+            groups.steps,
+            groups.weight,
             first + groups.index,
             cloud.xyz[groups.index].astype(np.float32) if picked else np.empty((len(groups), 0), np.float32),
             dict(part_of(named, groups)),
@@ -144,10 +143,7 @@ class VoxelAccumulator:
 
     def _means(self, cells: _Cells) -> NDArray[np.float32]:
         """The formula of `cells`, operation by operation."""
-        inside = (cells.steps / cells.count[:, None] + 0.5) / STEPS
-        grid = self._grid
-        mean: NDArray[np.float64] = (cells.cell + inside) * grid.size + grid.corner - grid.origin
-        return mean.astype(np.float32)
+        return self._grid.points(cells.cell + (cells.steps * (1.0 / cells.count[:, None]) + 0.5) / STEPS)
 
 
 def _merged(parts: list[_Cells]) -> _Cells:

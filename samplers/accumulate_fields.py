@@ -121,7 +121,7 @@ Part = Kept | Sums | Votes
 
 def part_of(fields: Chosen, groups: Groups) -> Iterator[tuple[str, Any]]:
     """What a chunk's rows add to each field, by its name."""
-    lanes, at = groups.column("lanes"), 0
+    lanes, at = groups.lanes, 0
     for name, (values, how) in fields.items():
         width = int(np.prod(values.shape[1:]))
         kept = values[groups.index]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from . import draw
 from .farthest import farthest
-from .gate import Cloud, as_given, checked, whole
+from .gate import as_float32, as_given, checked, whole
 from .scratch import take
 from .stratified import stratified
 
@@ -33,9 +33,6 @@ _TRIES = 16
 
 _CELLS = 2.0**40
 """Cells along an axis from which on a grid is no longer made finer."""
-
-_WIDEST = 1e18
-"""Squared distances of a cloud below it do not overflow float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +81,7 @@ def adaptive(xyz: Any, k: int, *, seed: int = 0) -> Adaptive:
         method, index = "farthest", farthest(cloud.finite, k)
         reason = f"farthest point leaves the smallest gaps and takes {cost}"
     else:
-        method, index, size, m = _by_cells(_as_float32(cloud), k, seed)
+        method, index, size, m = _by_cells(as_float32(cloud, "adaptive"), k, seed)
         how = "farthest point among the first rows" if method == "voxel-farthest" else "equal shares"
         reason = f"{how} of {m:,} voxels of {size:g}, as farthest point among all takes {cost}"
     rows = index if cloud.rows is None else cloud.rows[index]
@@ -93,14 +90,6 @@ def adaptive(xyz: Any, k: int, *, seed: int = 0) -> Adaptive:
 
 def _steps(n: int, k: int) -> int:
     return 4 * n + k * (3 * n.bit_length() + n // 2**14)
-
-
-def _as_float32(cloud: Cloud) -> NDArray[np.float32]:
-    """The finite points, counted from the first where float32 could not hold them."""
-    if not cloud.high - cloud.low < _WIDEST:
-        cause = f"coordinates reach from {cloud.low} to {cloud.high}: squared distances overflow float32"
-        raise UsageError("adaptive", cause, "scale the coordinates or drop the outliers")
-    return cloud.finite32
 
 
 def _by_cells(points: NDArray[np.float32], k: int, seed: int) -> tuple[Method, NDArray[np.int64], float, int]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 _GOLDEN = 0x9E3779B97F4A7C15
 _A, _B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+_UNSTEP, _UNA, _UNB = (pow(factor, -1, 1 << 64) for factor in (_GOLDEN, _A, _B))
 
 CONSTANTS = (_GOLDEN, _A, _B)
 """The step of a stream and the two factors of the finaliser, for those who hash on another device."""
@@ -36,9 +37,24 @@ def mix(word: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def unmix(word: np.uint64) -> np.uint64:
+    """The word that `mix` makes into ``word``, uint64 -> uint64."""
+    word = np.uint64(word)
+    word = (word ^ (word >> np.uint64(31)) ^ (word >> np.uint64(62))) * np.uint64(_UNB)
+    word = (word ^ (word >> np.uint64(27)) ^ (word >> np.uint64(54))) * np.uint64(_UNA)
+    return word ^ (word >> np.uint64(30)) ^ (word >> np.uint64(60))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _fill(key: np.uint64, start: np.uint64, out: NDArray[np.uint64]) -> None:
     for i in range(out.size):
         out[i] = mix(key + (start + np.uint64(i) + np.uint64(1)) * np.uint64(_GOLDEN))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _unfill(key: np.uint64, hashes: NDArray[np.uint64]) -> None:
+    for i in range(hashes.size):
+        hashes[i] = (unmix(hashes[i]) - key) * np.uint64(_UNSTEP) - np.uint64(1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -79,6 +95,12 @@ def hashes(key: int, n: int, start: int = 0) -> NDArray[np.uint64]:
     out = np.empty(n, np.uint64)
     _fill(np.uint64(key & _MASK), np.uint64(start), out)
     return out
+
+
+def rows(key: int, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Put in the place of `hashes` of the key's stream the rows they are of: int64 (n,), in their memory."""
+    _unfill(np.uint64(key & _MASK), hashes)
+    return hashes.view(np.int64)
 
 
 def uniform(key: int, n: int) -> NDArray[np.float64]:

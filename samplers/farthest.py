@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from . import draw
-from .gate import Cloud, as_array, as_given, checked, is_tensor, whole
+from .gate import Cloud, as_array, as_float32, as_given, checked, is_tensor, whole
 from .search import search
 from .threads import each, threads_for
 
 Start = int | Literal["random", "centroid"]
 
-_OVERFLOW = 3e38
 _MOST_ROWS = 2**31 - 1
 
 _WORTH = 20_000
@@ -110,7 +109,7 @@ def _picks(xyz: Any, k: int, start: Start, draw_for: tuple[int | str, ...]) -> A
     if n > _MOST_ROWS:
         raise UsageError("farthest", f"has {n} finite rows", f"split it into clouds of at most {_MOST_ROWS}")
     first = _first(cloud, start, draw_for)
-    index = search(_as_float32(cloud), k, first) if k else np.empty(0, np.int64)
+    index = search(as_float32(cloud, "farthest"), k, first) if k else np.empty(0, np.int64)
     return as_given(index if cloud.rows is None else cloud.rows[index], cloud.tensor)
 
 
@@ -130,15 +129,3 @@ def _first(cloud: Cloud, start: Start, draw_for: tuple[int | str, ...]) -> int:
     if not 0 <= row < max(n, 1):
         raise UsageError("farthest", f"start is {row}, of {n} rows", f"give 0 to {max(n - 1, 0)}")
     return row if cloud.rows is None else int(np.searchsorted(cloud.rows, row) % max(finite_rows, 1))
-
-
-def _as_float32(cloud: Cloud) -> NDArray[np.float32]:
-    """The finite points as the search takes them; refused where their squared distances could overflow."""
-    spread = cloud.high - cloud.low
-    if not 3 * spread * spread < _OVERFLOW:  # nearly always enough to know
-        finite = cloud.finite
-        extent = [float(high) - float(low) for low, high in zip(finite.min(0), finite.max(0), strict=True)]
-        if not sum(edge * edge for edge in extent) < _OVERFLOW:
-            cause = f"the cloud spans {extent}: squared distances overflow float32"
-            raise UsageError("farthest", cause, "scale the coordinates or drop the outliers")
-    return cloud.finite32

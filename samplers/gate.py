@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import operator
 import sys
 from dataclasses import dataclass
@@ -13,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from .curve import bounds
 
 log = logging.getLogger(__name__)
+
+_OVERFLOW = 3e38
 
 
 @dataclass(frozen=True)
@@ -22,26 +24,20 @@ class Cloud:
     """A cloud that passed the gate.
 
     ``xyz``: float32 or float64 (n, 3), C order, native bytes. ``rows``: int64, the rows whose coordinates
-    are all finite, or None where all are. ``low``, ``high``: the lowest and highest finite coordinate, of all
-    axes together; 0 where there are none. ``tensor``: it came as a torch tensor.
+    are all finite, or None where all are. ``low``, ``high``: the lowest and highest finite x, y and z; 0
+    where there are none. ``tensor``: it came as a torch tensor.
     """
 
     xyz: NDArray[Any]
     rows: NDArray[np.int64] | None
-    low: float
-    high: float
+    low: tuple[float, ...]
+    high: tuple[float, ...]
     tensor: bool
 
     @property
     def finite(self) -> NDArray[Any]:
         """The finite rows, float32 or float64 (m, 3)."""
         return self.xyz if self.rows is None else self.xyz[self.rows]
-
-    @property
-    def finite32(self) -> NDArray[np.float32]:
-        """The finite rows as float32; float64 ones are counted from the first before they are cast."""
-        points = self.finite
-        return points if points.dtype == np.float32 else (points - points[0]).astype(np.float32)
 
 
 def checked(xyz: Any) -> Cloud:
@@ -59,17 +55,33 @@ def checked(xyz: Any) -> Cloud:
     converted = np.ascontiguousarray(array, dtype=floats)
     if kind in "iu" and size == 8 and array.size and np.abs(converted).max() > 2.0**53:
         raise UsageError("xyz", f"has {array.dtype} values beyond 2^53", "subtract an origin first")
-    (low, high), rows = _range(converted), None
-    if not (math.isfinite(low) and math.isfinite(high)):  # they hand on every NaN
+    (low, high, finite), rows = _ends(converted), None
+    if not finite:
         rows = np.flatnonzero(np.isfinite(converted).all(axis=1))
         bad, n = len(converted) - len(rows), len(converted)
         log.warning("%d of %d rows have a non-finite coordinate and are left out", bad, n)
-        low, high = _range(converted[rows])
+        low, high, _ = _ends(converted[rows])
     return Cloud(converted, rows, low, high, is_tensor(xyz))
 
 
-def _range(xyz: NDArray[Any]) -> tuple[float, float]:
-    return (float(xyz.min()), float(xyz.max())) if len(xyz) else (0.0, 0.0)
+def _ends(xyz: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
+    if not len(xyz):
+        return (0.0,) * 3, (0.0,) * 3, True
+    low, high, finite = bounds(xyz)
+    return tuple(low.tolist()), tuple(high.tolist()), finite
+
+
+def as_float32(cloud: Cloud, where: str) -> NDArray[np.float32]:
+    """The finite rows, float32 (m, 3); float64 ones are counted from the first before they are cast.
+
+    Raises UsageError where squared distances between them could overflow float32.
+    """
+    extent = [high - low for low, high in zip(cloud.low, cloud.high, strict=True)]
+    if not sum(edge * edge for edge in extent) < _OVERFLOW:
+        cause = f"the cloud spans {extent}: squared distances overflow float32"
+        raise UsageError(where, cause, "scale the coordinates or drop the outliers")
+    points = cloud.finite
+    return points if points.dtype == np.float32 else (points - points[0]).astype(np.float32)
 
 
 def as_array(value: Any, name: str) -> NDArray[Any]:

@@ -12,69 +12,77 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .curve import bounds, radix_order
+from .curve import radix_order
+from .tables import Triple
 
 log = logging.getLogger(__name__)
 
 _MOST_CELLS = 2.0**53
 """Above it float64 no longer tells neighbouring cells apart."""
 
+_FINE = 2.0**18
+"""So many edges from the origin float32 still has 16 steps to an edge."""
+
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells of edge ``size`` with a corner at ``corner``; points are relative to ``origin``: float64 (3,)."""
+    """Cells of edge ``size`` with a corner at ``corner``; points are relative to ``origin``."""
 
     size: float
-    origin: NDArray[np.float64]
-    corner: NDArray[np.float64]
+    origin: Triple
+    corner: Triple
 
     def place(self, points: NDArray[Any]) -> NDArray[np.float64]:
         """Positions in cells: the whole part, floored, is the cell, the rest the place inside it."""
         return (points.astype(np.float64) + self.origin - self.corner) / self.size
 
-    def centre(self, cells: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Middles of cells int64 (m, 3), relative to the origin."""
-        middle: NDArray[np.float64] = (cells + 0.5) * self.size + self.corner - self.origin
-        return middle.astype(np.float32)
+    def points(self, places: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """The reverse, float32 (m, 3), relative to the origin."""
+        return np.asarray(places * self.size + self.corner - self.origin, np.float32)
 
-    def box(self, points: NDArray[Any]) -> Box:
-        """The cells from the lowest to the highest taken on each axis, for points that are finite.
+    def box(self, low: tuple[float, ...], high: tuple[float, ...]) -> Box:
+        """The cells from the lowest to the highest that points taken reach on each axis, of finite points.
 
         A warning tells where float32 is too coarse for the cells. Raises UsageError for coordinates beyond
         float32 and for cells numbered beyond 2^53.
         """
-        if not len(points):
-            return Box(np.zeros(3), (1, 1, 1))
-        low, high = (ends.tolist() for ends in bounds(points))  # of three numbers arrays are the slow way
         reach = max(-min(low), max(high))
         if reach > _MOST_FLOAT:
             cause = f"coordinates reach {reach}, beyond float32"
             raise UsageError("voxel", cause, "subtract an origin or scale them")
-        step = float(np.spacing(np.float32(reach)))
-        if step > self.size / 16:
-            log.warning(
-                "voxel %g: float32 has steps of %g at %g; subtract an origin before", self.size, step, reach
-            )
-        origin, corner = self.origin.tolist(), self.corner.tolist()
+        if reach > self.size * _FINE:
+            step = float(np.spacing(np.float32(reach)))
+            if step > self.size / 16:
+                why = "voxel %g: float32 has steps of %g at %g; subtract an origin before"
+                log.warning(why, self.size, step, reach)
         first, last = (  # floats keep their order, so the lowest coordinate is in the lowest cell
-            [math.floor((x + o - c) / self.size) for x, o, c in zip(ends, origin, corner, strict=True)]
+            [(x + o - c) / self.size for x, o, c in zip(ends, self.origin, self.corner, strict=True)]
             for ends in (low, high)
         )
-        if not max(map(abs, first + last)) < _MOST_CELLS:
+        furthest = max(map(abs, first + last))
+        if not furthest < _MOST_CELLS:
             cause = f"size {self.size} numbers cells beyond 2^53 for coordinates up to {reach}"
             raise UsageError("voxel", cause, "choose a larger size or an origin nearer to the cloud")
-        x, y, z = (b - a + 1 for a, b in zip(first, last, strict=True))
-        return Box(np.array(first, np.float64), (x, y, z))
+        x, y, z = map(math.floor, first)
+        a, b, c = map(math.floor, last)
+        # The product with an edge's reciprocal differs from the quotient by less than 2^-51 of what they are.
+        near = 0.5 - (furthest + 1) * 2.0**-50
+        return Box(self, (float(x), float(y), float(z)), (a - x + 1, b - y + 1, c - z + 1), near)
 
 
 @dataclass(frozen=True)
 class Box:
-    """Cells of a grid: ``low`` float64 (3,), the lowest cell numbers; ``shape``, how many on each axis."""
+    """Cells of a grid: ``low``, the lowest cell numbers; ``shape``, how many on each axis.
 
-    low: NDArray[np.float64]
+    ``near``: up to there from a cell's middle, in edges, a product with an edge's reciprocal tells the cell.
+    """
+
+    grid: Grid
+    low: Triple
     shape: tuple[int, int, int]
+    near: float
 
     @property
     def cells(self) -> int:
@@ -84,7 +92,7 @@ class Box:
     def cell_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Cell numbers int64 (m, 3) of places in the box, counted with z fastest and x slowest."""
         x, y, z = np.unravel_index(keys, self.shape)
-        return np.stack([x, y, z], axis=1) + self.low.astype(np.int64)
+        return np.stack([x, y, z], axis=1) + np.array(self.low, np.int64)
 
 
 def sorted_rows(cells: NDArray[np.int64]) -> NDArray[np.int64]:

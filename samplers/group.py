@@ -13,20 +13,27 @@ from numba import njit
 from numpy.typing import NDArray
 
 from . import draw, scratch
-from .cells import (
+from .cells import group_chains, invert, slot_bits
+from .grid import Box, Grid, numbered
+from .records import scatter
+from .tables import (
     BLOCK,
+    COUNT,
     FIRST,
+    KEY,
     NEAREST,
     RANDOM,
+    ROW,
+    WEIGHT,
     WORDS,
-    group_chains,
-    group_rows,
-    invert,
-    scatter,
-    slot_bits,
+    Chains,
+    Picking,
+    Sums,
+    Table,
+    Where,
+    X,
+    Z,
 )
-from .grid import Box, Grid, numbered
-from .tables import Chains, Picking, Sums, Table, Where
 from .threads import each
 
 Pick = Literal["centroid", "first", "nearest", "random", "center"]
@@ -41,6 +48,10 @@ Fill = Callable[[NDArray[np.int64]], object]
 _DIRECT = 1 << 16  # rows; so many cells and their slots still fit the second-level cache
 _MOST_PARTITIONS, _MOST_WIDE = 10, 7  # bits; of each a line is being written, which must stay in the cache
 _ROWS_A_PARTITION = 2048
+
+_MODES = {"nearest": NEAREST, "random": RANDOM}
+_WORD, _INDEX, _SLOT, _SUM, _MEAN = map(np.dtype, ("i8", "i4", "u4", "f8", "f4"))
+_NONE, _NO_CELLS = np.empty(0, np.int64), np.empty((0, 3), np.int64)
 
 
 @dataclass(frozen=True)
@@ -59,27 +70,48 @@ class Groups:
     fill: Fill
 
     def __len__(self) -> int:
-        return sum(len(table.key) for table in self.tables)
+        return sum(len(table.lines) for table in self.tables)
 
-    def column(self, name: str) -> NDArray[Any]:
-        """A column of all tables, by its name, in memory of its own."""
-        return np.concatenate([getattr(table, name) for table in self.tables])
+    def lines(self, first: int, last: int | None = None) -> NDArray[np.int64]:
+        """A column of the tables' lines, (m,), or those from the first to the last, (m, columns)."""
+        columns = first if last is None else slice(first, last + 1)
+        return np.concatenate([table.lines[:, columns] for table in self.tables])
+
+    @property
+    def mean(self) -> NDArray[np.float32]:
+        """float32 (m, 3): means of the rows, for the pick "centroid"."""
+        return np.concatenate([table.mean for table in self.tables])
+
+    @property
+    def lanes(self) -> NDArray[np.float64]:
+        """float64 (m, w): sums of the lanes."""
+        return np.concatenate([table.lanes for table in self.tables])
+
+    @property
+    def weight(self) -> NDArray[np.int64]:
+        """int64 (m,): the weight of the row that stands for each cell, where ``steps`` were asked for."""
+        return self.lines(WEIGHT)
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """int64 (m, 3): sums of places inside the cells, where they were asked for."""
+        return self.lines(X, Z)
 
     @cached_property
     def cell(self) -> NDArray[np.int64]:
         """int64 (m, 3): cell numbers."""
-        key, taken = self.column("key"), self.where.taken
+        key, taken = self.lines(KEY), self.where.taken
         return taken[key] if len(taken) else self.box.cell_of(key)
 
     @cached_property
     def count(self) -> NDArray[np.int64]:
         """int64 (m,): rows of each cell."""
-        return self.column("counts")
+        return self.lines(COUNT)
 
     @cached_property
     def picked(self) -> NDArray[np.int64]:
         """int64 (m,): the row that stands for each cell, of those that were grouped."""
-        return self.column("row")
+        return self.lines(ROW)
 
     @cached_property
     def index(self) -> NDArray[np.int64]:
@@ -112,7 +144,7 @@ class Groups:
 
 def group(
     points: NDArray[Any],
-    grid: Grid,
+    box: Box,
     lanes: NDArray[np.float32],
     n: int,
     rows: NDArray[np.int64] | None = None,
@@ -123,137 +155,104 @@ def group(
     steps: bool = False,
     threads: int = 1,
 ) -> Groups:
-    """Group finite points, float32 or float64 (n, 3) in C order, with ``lanes`` (w, n), w a multiple of 4.
+    """Group points in a box, float32 or float64 (n, 3) in C order, with ``lanes`` (w, n), w a multiple of 4.
 
     ``n``, ``rows``: how many rows there are, and which of them the points are, or None for all. ``seed``: for
     the pick "random", whose hash is one of the seed and the row, counted from ``start``. ``steps``: whether
     to keep sums of places.
     """
-    box, row_bits = grid.box(points), max(len(points) - 1, 1).bit_length()
-    bits, apart = (box.cells - 1).bit_length(), 0
+    row_bits, bits, apart = max(len(points) - 1, 1).bit_length(), (box.cells - 1).bit_length(), 0
     if len(points) > _DIRECT or threads > 1:
         most = _MOST_WIDE if len(lanes) else _MOST_PARTITIONS
         apart = min(most, (len(points) // _ROWS_A_PARTITION).bit_length() - 1, bits)
-    known, taken = np.empty(0, np.int64), np.empty((0, 3), np.int64)
-    if bits > 53 or bits - apart + row_bits > 63:  # cells' numbers do not fit a float, or a word beside a row
-        known, taken = _numbered(points, grid)
+    known, taken = _NONE, _NO_CELLS
+    if bits > 51 or bits - apart + row_bits > 63:  # cells' numbers do not fit a float, or a word beside a row
+        known, taken = _numbered(points, box.grid)
         bits = max(len(taken) - 1, 1).bit_length()
         apart = min(apart, bits)
-    _, width_y, width_z = map(float, box.shape)
-    where = Where(grid.origin, grid.corner, grid.size, box.low, width_y, width_z, known, taken, row_bits)
+    grid, (_, width_y, width_z) = box.grid, box.shape
+    widths = float(width_y), float(width_z)
+    where = Where(grid.origin, grid.corner, grid.size, box.low, *widths, box.near, known, taken, row_bits)
 
-    mode = {"nearest": NEAREST, "random": RANDOM}.get(pick, FIRST)
-    names = np.empty(0, np.int64)
-    if mode == RANDOM and (rows is not None or start):
+    names = _NONE
+    if pick == "random" and (rows is not None or start):
         names = start + (np.arange(n) if rows is None else rows)
-    picking = Picking(mode, np.uint64(draw.key("voxel", seed)), names)
-    work = _Work(points, where, lanes, picking, steps, pick == "centroid")
-    tables, fill = _partitioned(work, bits, apart, threads) if apart else _direct(work, bits)
-    return Groups(n, rows, box, where, tables, fill)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What both ways to group take."""
-
-    points: NDArray[Any]
-    where: Where
-    lanes: NDArray[np.float32]
-    picking: Picking
-    steps: bool
-    mean: bool
-
-    def table(self, most: int) -> Table:
-        """Room for so many cells."""
-        width = len(self.lanes)
-        return Table(
-            scratch.take(most, np.int64),
-            scratch.take(most, np.int64),
-            scratch.take(most, np.int64),
-            scratch.take(most if self.picking.mode != FIRST else 0, np.int64),
-            scratch.take((most if self.steps else 0, 3), np.int64),
-            scratch.take((most if self.mean else 0, 3), np.float32),
-            scratch.take((most if width else 0, width), np.float64),
-        )
-
-    def sums(self, most: int) -> Sums:
-        """Room for so many rows at once."""
-        width = len(self.lanes)
-        return Sums(
-            scratch.take(1 << slot_bits(most), np.uint32),
-            scratch.take((most, WORDS), np.int64),
-            scratch.take((most if width else 0, 2, width), np.float64),
-            scratch.take((2, most), np.int64),
-        )
-
-
-def _direct(work: _Work, bits: int) -> tuple[list[Table], Fill]:
-    """Rows as they come into one table."""
-    n, points, where, lanes = len(work.points), work.points, work.where, work.lanes
-    sums, table, owners = work.sums(n), work.table(n), scratch.take(n, np.uint32)
-    m = group_rows(points, where, lanes, bits, work.picking, sums, owners, table)
-
-    def fill(out: NDArray[np.int64]) -> None:
-        rank = np.empty(m, np.int64)
-        rank[sums.order[0, :m] & ((1 << where.row_bits) - 1)] = np.arange(m)
-        np.take(rank, owners, out=out)
-
-    return [_cut(table, m)], fill
-
-
-def _partitioned(work: _Work, bits: int, apart: int, threads: int) -> tuple[list[Table], Fill]:
-    """Rows into partitions, told apart by the first bits of their key; then partition by partition."""
-    n, shift = len(work.points), bits - apart
-    parts, a_thread = 1 << apart, -(-n // threads)
-    chains = _chains(a_thread, parts, threads, len(work.lanes))
-    blocks = len(chains.following) // threads
+    key = draw.key("voxel", seed) if pick == "random" else 0
+    picking = Picking(_MODES.get(pick, FIRST), np.uint64(key), names)
+    shift = bits - apart
+    chains = _chains(len(points), 1 << apart, threads, len(lanes))
+    cuts = [len(points) * t // threads for t in range(threads + 1)]
+    a_thread = len(chains.following) // threads
     each(
-        partial(scatter, work.points, work.where, work.lanes, shift, chains),
-        [(n * t // threads, n * (t + 1) // threads, t, t * blocks) for t in range(threads)],
+        partial(scatter, points, where, lanes, shift, chains),
+        [(a, b, t, t * a_thread) for t, (a, b) in enumerate(itertools.pairwise(cuts))],
     )
 
-    counts = (chains.blocks * BLOCK - (-chains.end) % BLOCK).sum(axis=0)
-    most, spans = int(counts.max()), _spans(counts, threads)
-    # memory is taken on this thread, which lasts
-    calls = [(a, b, work.sums(most), work.table(int(counts[a:b].sum()))) for a, b in spans]
-    found = each(partial(group_chains, chains, work.where, shift, work.picking), calls)
-    tables = [_cut(call[-1], m) for call, m in zip(calls, found, strict=True)]
+    largest, spans = _shares(chains.rows, threads)
+    columns = WORDS - 1 if steps else ROW + 1
+    calls = [  # memory is taken on this thread, which lasts
+        (a, b, _sums(largest, len(lanes)), _table(most, columns, pick == "centroid", len(lanes)))
+        for a, b, most in spans
+    ]
+    found = each(partial(group_chains, chains, where, shift, picking), calls)
+    tables = [_cut(table, m) for (*_, table), m in zip(calls, found, strict=True)]
 
     def fill(out: NDArray[np.int64]) -> None:
         before, inversions = 0, []
-        for table, (a, b) in zip(tables, spans, strict=True):
-            slots = scratch.take(1 << slot_bits(most), np.uint32)
-            inversions.append((a, b, table.key, before, slots, out))
-            before += len(table.key)
-        each(partial(invert, chains, shift, work.where.row_bits), inversions)
+        for table, (a, b, _) in zip(tables, spans, strict=True):
+            slots = scratch.take(1 << slot_bits(largest), np.uint32)
+            inversions.append((a, b, table.lines[:, KEY], before, slots, out))
+            before += len(table.lines)
+        each(partial(invert, chains, shift, row_bits), inversions)
 
-    return tables, fill
+    return Groups(n, rows, box, where, tables, fill)
 
 
 def _chains(rows: int, parts: int, threads: int, lanes: int) -> Chains:
-    """Room for so many rows of each thread: every partition may have one block that is not full."""
-    blocks = threads * (rows // BLOCK + min(rows, parts) + 1)
-    records = scratch.take((blocks * BLOCK, 2 + lanes // 2), np.int64)
-    return Chains(
-        records,
-        records.view(np.float32),
-        scratch.take(blocks, np.int32),
-        np.empty((threads, parts), np.int32),
-        np.empty((threads, parts), np.int32),
-        np.zeros((threads, parts), np.int64),
-        np.zeros((threads, parts), np.int64),
+    """Room for the rows: every partition of a thread may have one block that is not full."""
+    a_thread = -(-rows // threads)
+    blocks = threads * (a_thread // BLOCK + min(a_thread, parts) + 1)
+    records, following = scratch.carve(((blocks * BLOCK, 2 + lanes // 2), _WORD), ((blocks,), _INDEX))
+    ends = np.zeros((5, threads, parts), np.int64)
+    return Chains(records, records.view(np.float32), following, *ends)
+
+
+def _shares(count: NDArray[np.int64], threads: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """The most records of a partition, and partitions for each thread: first, end, records; alike in records.
+
+    ``count``: those of each thread's chains, (threads, partitions).
+    """
+    if threads == 1:
+        return int(count.max()), [(0, count.shape[1], int(count.sum()))]
+    counts = count.sum(axis=0)
+    ends = np.cumsum(counts)
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) // threads).tolist()
+    spans = [(a, b, int(counts[a:b].sum())) for a, b in itertools.pairwise([0, *cuts, len(counts)]) if b > a]
+    return int(counts.max()), spans
+
+
+def _sums(rows: int, lanes: int) -> Sums:
+    """Room for so many rows at once."""
+    slots, cells, words, sums = scratch.carve(
+        ((1 << slot_bits(rows),), _SLOT),
+        ((rows, WORDS), _WORD),
+        ((2, rows), _WORD),
+        ((rows if lanes else 0, 2, lanes), _SUM),
+    )
+    return Sums(slots, cells, sums, words)
+
+
+def _table(most: int, columns: int, mean: bool, lanes: int) -> Table:
+    """Room for so many cells."""
+    return Table(
+        *scratch.carve(
+            ((most, columns), _WORD), ((most if mean else 0, 3), _MEAN), ((most if lanes else 0, lanes), _SUM)
+        )
     )
 
 
-def _spans(counts: NDArray[np.int64], threads: int) -> list[tuple[int, int]]:
-    """Partitions for each thread, about as many records each: (first, end)."""
-    ends = np.cumsum(counts)
-    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) // threads).tolist()
-    return [(a, b) for a, b in itertools.pairwise([0, *cuts, len(counts)]) if b > a]
-
-
 def _cut(table: Table, m: int) -> Table:
-    return Table._make(column[:m] for column in table)
+    return Table(table.lines[:m], table.mean[:m], table.lanes[:m])
 
 
 def _numbered(points: NDArray[Any], grid: Grid) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

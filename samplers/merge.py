@@ -22,6 +22,8 @@ from .group import Groups
 Chosen = Mapping[str, tuple[NDArray[Any], Reduction]]
 """Fields (n, ...) and how their rows merge."""
 
+_NO_LANES = np.empty((0, 0), np.float32)
+
 LARGEST_SUM = 2.0**61
 """Of whole numbers: the mean takes twice a sum, and that must fit an int64."""
 
@@ -39,6 +41,8 @@ def lanes_of(fields: Chosen, rows: NDArray[np.int64] | None, n: int) -> NDArray[
 
     They are filled up to a multiple of four, which the kernels add up side by side.
     """
+    if not fields:
+        return _NO_LANES
     columns = [
         values.reshape(len(values), -1).T
         for values, how in fields.values()
@@ -56,7 +60,7 @@ def lanes_of(fields: Chosen, rows: NDArray[np.int64] | None, n: int) -> NDArray[
 
 def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
     """Each field with one row a cell, (m, ...), and its own dtype."""
-    merged, at, lanes = {}, 0, groups.column("lanes")
+    merged, at, lanes = {}, 0, groups.lanes
     for name, (values, how) in fields.items():
         width = values[:1].size
         if how == "first" or not len(groups) or not width:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import UsageError
 from . import draw
 from .gate import whole
+from .scratch import take
+
+_SPARE = 4
+"""Standard deviations above k that hashes are kept for: fewer than one call in 30,000 must try again."""
+
+_GOLDEN = draw.CONSTANTS[0]
 
 
 def random(n: int, k: int, *, seed: int = 0, id: int = 0) -> NDArray[np.int64]:
@@ -19,6 +28,40 @@ def random(n: int, k: int, *, seed: int = 0, id: int = 0) -> NDArray[np.int64]:
     n, k = whole(n, "n"), whole(k, "k")
     if not 0 <= k <= n:
         raise UsageError("random", f"cannot take {k} different rows of {n}", f"ask for 0 to {n}")
-    hashes = draw.hashes(draw.key("random", seed, id), n)
-    rows = np.arange(n) if k == n else np.argpartition(hashes, k)[:k]
-    return rows[np.argsort(hashes[rows])]
+    if k == 0:
+        return np.empty(0, np.int64)
+    key = draw.key("random", seed, id)
+    # Hashes alone are sorted, several times quicker than rows by their hashes: each hash tells its row.
+    return draw.rows(key, _least(key, n, k))
+
+
+def _least(key: int, n: int, k: int) -> NDArray[np.uint64]:
+    """The ``k`` smallest of ``n`` hashes, rising: uint64 (k,).
+
+    Hashes are spread evenly, so those up to a share of the range that is a little above k / n nearly always
+    are k or more. Where they are fewer, a larger share is tried, in the end all.
+    """
+    if k == n:
+        hashes = draw.hashes(key, n)
+        hashes.sort()
+        return hashes
+    kept, spare, m = take(n, np.uint64), _SPARE * (math.isqrt(k) + 2), -1
+    while m < k:
+        last = min((k + spare) * 2**64 // n, 2**64) - 1
+        m = _up_to(np.uint64(last), np.uint64(key), n, kept)
+        spare = 2 * spare + 1
+    kept[:m].sort()
+    return kept[:k].copy()
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _up_to(last: np.uint64, key: np.uint64, n: int, kept: NDArray[np.uint64]) -> int:
+    """Fill in the hashes of rows 0 to n that are at most ``last``; returns how many.
+
+    Each is written, and stays where the next is written behind it: a branch would be mispredicted too often.
+    """
+    m = 0
+    for row in range(n):
+        kept[m] = draw.mix(key + (np.uint64(row) + np.uint64(1)) * np.uint64(_GOLDEN))
+        m += kept[m] <= last
+    return m

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from . import draw
 from .gate import as_array, as_given, is_tensor, whole
+from .random import random
 
 Quota = Literal["equal", "proportional"] | Mapping[int, int]
 
@@ -60,7 +61,7 @@ def stratified(strata: Any, k: int, *, quota: Quota = "equal", seed: int = 0, id
             raise UsageError(
                 "stratified", f"quota is {quota!r}", "choose 'equal', 'proportional' or {stratum: rows}"
             )
-    order = np.argsort(draw.hashes(draw.key("random", seed, id), len(codes)))  # none are equal
+    order = random(len(codes), len(codes), seed=seed, id=id)
     return as_given(_taken(order, codes, quotas, k), is_tensor(strata))
 
 

@@ -11,7 +11,6 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .fields import Reduction, reduction_of
@@ -19,6 +18,7 @@ from .gate import Cloud, as_array, as_given, checked, is_tensor
 from .grid import Grid
 from .group import PICKS, Groups, Pick, group
 from .merge import Chosen, lanes_of, merge
+from .tables import Triple
 from .threads import threads_for
 
 log = logging.getLogger(__name__)
@@ -101,9 +101,9 @@ def voxel(
     given = chosen(fields or {}, reduce or {}, len(cloud.xyz))
     groups = grouped(cloud, grid, given, pick, seed, threads)
     if pick == "centroid":
-        out = groups.column("mean")
+        out = groups.mean
     elif pick == "center":
-        out = grid.centre(groups.cell)
+        out = grid.points(groups.cell + 0.5)
     else:
         out = cloud.xyz[groups.index].astype(np.float32)
     _report(grid.size, len(cloud.xyz if cloud.rows is None else cloud.rows), len(out))
@@ -120,7 +120,8 @@ def grouped(
     workers = threads_for(threads, len(points) // _ROWS_A_THREAD)
     lanes = lanes_of(fields, rows, len(points))
     n = len(cloud.xyz)
-    return group(points, grid, lanes, n, rows, pick=pick, seed=seed, threads=workers, **more)
+    box = grid.box(cloud.low, cloud.high)
+    return group(points, box, lanes, n, rows, pick=pick, seed=seed, threads=workers, **more)
 
 
 def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:
@@ -133,13 +134,14 @@ def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:
     return Grid(edge, _corner(origin, 0.0, "origin"), _corner(grid_origin, -edge / 1024, "grid_origin"))
 
 
-def _corner(value: Any, default: float, name: str) -> NDArray[np.float64]:
+def _corner(value: Any, default: float, name: str) -> Triple:
     if value is None:
-        return np.array([default] * 3)
+        return default, default, default
     corner = as_array(value, name)
     if corner.shape not in ((), (3,)) or corner.dtype.kind not in "iuf" or not np.isfinite(corner).all():
         raise UsageError("voxel", f"{name} is {value!r}", "give three finite numbers")
-    return np.broadcast_to(corner, 3).astype(np.float64)
+    x, y, z = np.broadcast_to(corner, 3).astype(np.float64).tolist()
+    return x, y, z
 
 
 def chosen(fields: Mapping[str, Any], reduce: Mapping[str, Reduction], n: int) -> Chosen:

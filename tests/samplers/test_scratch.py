@@ -35,8 +35,20 @@ def test_arrays_begin_with_a_line_and_have_what_was_asked_for() -> None:
     assert scratch.take((0, 5), np.float32).shape == (0, 5)
 
 
-def test_beyond_the_limit_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_KEPT", 3 << 20)
+def test_arrays_carved_from_one_piece_lie_apart() -> None:
+    wanted = [((n, 3), np.dtype(dtype)) for n, dtype in ((5000, "i8"), (0, "f4"), (7001, "f4"), (1, "u1"))]
+    arrays = scratch.carve(*wanted)
+    for number, ((shape, dtype), array) in enumerate(zip(wanted, arrays, strict=True)):
+        assert (array.shape, array.dtype) == (shape, dtype)
+        array[:] = number
+    assert [set(array.ravel().tolist()) for array in arrays] == [{0}, set(), {2}, {3}]
+    assert all(array.ctypes.data % 64 == 0 for array in arrays)
+    ends = np.cumsum([[a.ctypes.data - arrays[0].ctypes.data, a.nbytes] for a in arrays], axis=1)
+    assert (ends[1:, 0] >= ends[:-1, 1]).all()
+
+
+def test_beyond_the_limit_the_oldest_go() -> None:
+    scratch._pool.most = 3 << 20
     for size in (1 << 20, 2 << 20, (1 << 20) + (1 << 18), 3 << 20):
         del_me = scratch.take(size, np.uint8)
         del del_me

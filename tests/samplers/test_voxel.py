@@ -62,10 +62,48 @@ def test_cells_match_the_definition(xyz: NDArray[Any], size: float, origin: Any)
     }
 
 
+@settings(deadline=None)
+@given(
+    st.floats(1e-3, 1e3),
+    st.lists(st.tuples(*[st.integers(-(2**40), 2**40)] * 3), min_size=1, max_size=9),
+    st.integers(0, 2**32 - 1),
+)
+def test_rows_a_few_ulps_from_a_border_match_the_definition(
+    size: float, borders: list[Any], seed: int
+) -> None:
+    rng, edge = np.random.default_rng(seed), np.array(borders) * size
+    xyz = np.repeat(edge, 6, axis=0) + rng.integers(-3, 4, (6 * len(edge), 3)) * np.spacing(
+        np.abs(np.repeat(edge, 6, axis=0))
+    )
+    xyz = np.concatenate([xyz, rng.random((600, 3)) * size])
+    rows = reference(xyz, size, grid_origin=0.0)
+    voxels = voxel(xyz, size, grid_origin=0.0)
+    assert [tuple(c) for c in voxels.cell.tolist()] == list(rows)
+    for m in np.flatnonzero(voxels.count == 1)[:9]:  # whatever the company, its place in the cell is the same
+        alone = voxel(xyz[voxels.index[m]][None], size, grid_origin=0.0)
+        assert alone.xyz[0].tolist() == voxels.xyz[m].tolist()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 51), st.integers(0, 51), st.integers(0, 2**32 - 1))
+def test_means_lie_in_their_cells_in_boxes_of_up_to_2_to_the_51_cells(a: int, b: int, seed: int) -> None:
+    """Also where a product stands for the quotient that tells a cell's numbers from its key."""
+    first, second = sorted((min(a, 51), min(b, 51)))
+    shape = 2.0 ** np.array([first, second - first, 51 - second])
+    rng = np.random.default_rng(seed)
+    cells = np.floor(rng.random((50, 3)) * shape)
+    cells = np.concatenate([cells, [shape - 1, [0, 0, 0]], np.minimum(shape - 1, rng.integers(0, 3, (9, 3)))])
+    voxels = voxel(cells + 0.5, 1.0, grid_origin=0.0)
+    expected = np.unique(cells, axis=0)
+    assert voxels.cell.tolist() == expected.tolist()
+    np.testing.assert_allclose(voxels.xyz, expected + 0.5, rtol=2**-23, atol=2**-21)
+
+
 def picked(xyz: NDArray[Any], size: float, pick: Pick, seed: int) -> list[int]:
     """The row that stands for each cell, by the definition."""
-    place = (xyz.astype(np.float64) + size / 1024) / size
-    steps = np.minimum(np.floor((place - np.floor(place)) * 2**21), 2**21 - 1)
+    moved = xyz.astype(np.float64) + size / 1024
+    inside = moved * (1 / size) - np.floor(moved / size)  # as the kernel has it, to the last bit
+    steps = np.clip(np.floor(inside * 2**21), 0, 2**21 - 1)
     weight = {
         "nearest": np.square(2 * steps + 1 - 2**21).sum(axis=1),
         "random": draw.hashes(draw.key("voxel", seed), len(xyz)) >> np.uint64(1),
