@@ -1,8 +1,9 @@
 """Kernels of the voxel grid, second half: the records of each partition to cells.
 
 A hash table finds the line of sums of each record's cell. In the end a partition's cells are sorted by key;
-partitions keep the order of cells, so one after the other is sorted too. All sums are of whole numbers:
-neither the order of rows nor the number of threads can change them.
+partitions keep the order of cells, so one after the other is sorted too. Sums of places are of whole numbers:
+neither the order of rows nor the number of threads can change them. Those of fields are float64, and records
+come in the order of rows whatever the threads.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def group_chains(
     """Fill in ``table`` for the partitions [start, stop); returns how many cells."""
     slots, cells, words, lane_sums = sums.slots, sums.cells, sums.words[0], sums.lanes
     records, lanes = chains.records, chains.lanes
-    row_bits, row_mask, width = where.row_bits, (np.int64(1) << where.row_bits) - 1, lane_sums.shape[2]
+    row_bits, row_mask, width = where.row_bits, (np.int64(1) << where.row_bits) - 1, lane_sums.shape[1]
     owners = np.empty(BLOCK, np.uint32)
     m: Whole = 0
     for part in range(start, stop):
@@ -62,7 +63,7 @@ def group_chains(
         for t in range(len(chains.blocks)):
             block, left = chains.first[t, part], chains.rows[t, part]
             while left > 0:
-                at, n, before = block * BLOCK, min(left, BLOCK), found
+                at, n = block * BLOCK, min(left, BLOCK)
                 for i in range(n):
                     word, place = records[at + i, 0], records[at + i, 1]
                     key, row = word >> row_bits, word & row_mask
@@ -78,6 +79,8 @@ def group_chains(
                         cells[c, KEY], cells[c, COUNT] = key, 0
                         cells[c, ROW], cells[c, WEIGHT] = row, _HEAVIEST
                         cells[c, X], cells[c, Y], cells[c, Z] = 0, 0, 0
+                        for lane in range(width):
+                            lane_sums[c, lane] = 0.0
                         found += np.uint32(1)
                     cells[c, COUNT] += 1
                     cells[c, X] += place >> 42
@@ -85,11 +88,8 @@ def group_chains(
                     cells[c, Z] += place & _PLACE
                     owners[i] = c
                 for four in range(0, width, 4):
-                    known = before
-                    for i in range(n):  # cells are numbered as they come up
-                        new = owners[i] == known
-                        known += np.uint32(new)
-                        _add(lane_sums, owners[i], four, lanes[at + i, 4 + four : 8 + four], new)
+                    for i in range(n):
+                        _add(lane_sums, owners[i], lanes, at + i, four)
                 if picking.mode != FIRST:
                     for i in range(n):
                         _pick(cells, owners[i], records[at + i, 0] & row_mask, records[at + i, 1], picking)
@@ -138,15 +138,13 @@ def _pick(cells: NDArray[np.int64], c: Whole, row: Whole, place: Whole, picking:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _add(sums: NDArray[np.float64], c: Whole, at: int, values: NDArray[np.float32], new: bool) -> None:
-    """Add four lanes to sums and keep their rounding errors (Knuth's two-sum): rows' order hardly matters."""
-    for j in range(4):
-        more, lane = np.float64(values[j]), at + j
-        old = 0.0 if new else sums[c, 0, lane]
-        total = old + more
-        part = total - old
-        sums[c, 0, lane] = total
-        sums[c, 1, lane] = (old - (total - part)) + (more - part) + (0.0 if new else sums[c, 1, lane])
+def _add(sums: NDArray[np.float64], c: Whole, lanes: NDArray[np.float32], at: Whole, four: Whole) -> None:
+    """Add four lanes of a record to the sums of a cell; written out, they are added side by side."""
+    x, y = np.float64(lanes[at, 4 + four]), np.float64(lanes[at, 5 + four])
+    z, w = np.float64(lanes[at, 6 + four]), np.float64(lanes[at, 7 + four])
+    x, y = sums[c, four] + x, sums[c, four + 1] + y
+    z, w = sums[c, four + 2] + z, sums[c, four + 3] + w
+    sums[c, four], sums[c, four + 1], sums[c, four + 2], sums[c, four + 3] = x, y, z, w
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -197,11 +195,9 @@ def _write(sums: Sums, found: Whole, base: Whole, where: Where, table: Table, m:
                     lines[m + start + i, column] = cells[words[start + i] & mask, column]
         if len(table.mean):
             _mean(some, n, where, xyz, table.mean[m + start : m + start + n])
-    for i in range(found if lanes.shape[2] else 0):
-        c = words[i] & mask
-        for j in range(lanes.shape[2]):
-            total = lanes[c, 0, j]
-            table.lanes[m + i, j] = total + lanes[c, 1, j] if np.isfinite(total) else total
+    for i in range(found if lanes.shape[1] else 0):
+        for lane in range(lanes.shape[1]):
+            table.lanes[m + i, lane] = lanes[words[i] & mask, lane]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

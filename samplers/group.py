@@ -84,8 +84,9 @@ class Groups:
 
     @property
     def lanes(self) -> NDArray[np.float64]:
-        """float64 (m, w): sums of the lanes."""
-        return np.concatenate([table.lanes for table in self.tables])
+        """float64 (m, w): sums of the lanes, not in memory of their own."""
+        parts = [table.lanes for table in self.tables]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @property
     def weight(self) -> NDArray[np.int64]:
@@ -237,7 +238,7 @@ def _sums(rows: int, lanes: int) -> Sums:
         ((1 << slot_bits(rows),), _SLOT),
         ((rows, WORDS), _WORD),
         ((2, rows), _WORD),
-        ((rows if lanes else 0, 2, lanes), _SUM),
+        ((rows if lanes else 0, lanes), _SUM),
     )
     return Sums(slots, cells, sums, words)
 

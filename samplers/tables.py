@@ -71,7 +71,7 @@ class Sums(NamedTuple):
     cells: NDArray[np.int64]
     """(cells, 8), as they came up: what a table's lines have, all of it."""
     lanes: NDArray[np.float64]
-    """(cells, 2, w): sums of the lanes, and their rounding errors."""
+    """(cells, w): sums of the lanes."""
     words: NDArray[np.int64]
     """(2, cells): each cell's key, shifted left, and its number, to be sorted; and scratch."""
 
