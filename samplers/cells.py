@@ -140,10 +140,10 @@ def _pick(cells: NDArray[np.int64], c: Whole, row: Whole, place: Whole, picking:
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _add(sums: NDArray[np.float64], c: Whole, lanes: NDArray[np.float32], at: Whole, four: Whole) -> None:
     """Add four lanes of a record to the sums of a cell; written out, they are added side by side."""
-    x, y = np.float64(lanes[at, 4 + four]), np.float64(lanes[at, 5 + four])
-    z, w = np.float64(lanes[at, 6 + four]), np.float64(lanes[at, 7 + four])
-    x, y = sums[c, four] + x, sums[c, four + 1] + y
-    z, w = sums[c, four + 2] + z, sums[c, four + 3] + w
+    x = sums[c, four] + np.float64(lanes[at, 4 + four])
+    y = sums[c, four + 1] + np.float64(lanes[at, 5 + four])
+    z = sums[c, four + 2] + np.float64(lanes[at, 6 + four])
+    w = sums[c, four + 3] + np.float64(lanes[at, 7 + four])
     sums[c, four], sums[c, four + 1], sums[c, four + 2], sums[c, four + 3] = x, y, z, w
 
 

@@ -48,6 +48,8 @@ Fill = Callable[[NDArray[np.int64]], object]
 _DIRECT = 1 << 16  # rows; so many cells and their slots still fit the second-level cache
 _MOST_PARTITIONS, _MOST_WIDE = 10, 7  # bits; of each a line is being written, which must stay in the cache
 _ROWS_A_PARTITION = 2048
+_KEY_BITS = 51  # more do not fit a float with a half
+_WORD_BITS = 63  # of a key within its partition, beside a row
 
 _MODES = {"nearest": NEAREST, "random": RANDOM}
 _WORD, _INDEX, _SLOT, _SUM, _MEAN = map(np.dtype, ("i8", "i4", "u4", "f8", "f4"))
@@ -162,38 +164,26 @@ def group(
     the pick "random", whose hash is one of the seed and the row, counted from ``start``. ``steps``: whether
     to keep sums of places.
     """
-    row_bits, bits, apart = max(len(points) - 1, 1).bit_length(), (box.cells - 1).bit_length(), 0
-    if len(points) > _DIRECT or threads > 1:
-        most = _MOST_WIDE if len(lanes) else _MOST_PARTITIONS
-        apart = min(most, (len(points) // _ROWS_A_PARTITION).bit_length() - 1, bits)
-    known, taken = _NONE, _NO_CELLS
-    if bits > 51 or bits - apart + row_bits > 63:  # cells' numbers do not fit a float, or a word beside a row
-        known, taken = _numbered(points, box.grid)
-        bits = max(len(taken) - 1, 1).bit_length()
-        apart = min(apart, bits)
-    grid, (_, width_y, width_z) = box.grid, box.shape
-    widths = float(width_y), float(width_z)
-    where = Where(grid.origin, grid.corner, grid.size, box.low, *widths, box.near, known, taken, row_bits)
+    where, bits, apart = _where(points, box, threads, len(lanes))
+    shift = bits - apart
+    chains = _chains(len(points), 1 << apart, threads, len(lanes))
+    cuts = [len(points) * t // threads for t in range(threads + 1)]
+    blocks = len(chains.following) // threads
+    each(
+        partial(scatter, points, where, lanes, shift, chains),
+        [(a, b, t, t * blocks) for t, (a, b) in enumerate(itertools.pairwise(cuts))],
+    )
 
     names = _NONE
     if pick == "random" and (rows is not None or start):
         names = start + (np.arange(n) if rows is None else rows)
     key = draw.key("voxel", seed) if pick == "random" else 0
     picking = Picking(_MODES.get(pick, FIRST), np.uint64(key), names)
-    shift = bits - apart
-    chains = _chains(len(points), 1 << apart, threads, len(lanes))
-    cuts = [len(points) * t // threads for t in range(threads + 1)]
-    a_thread = len(chains.following) // threads
-    each(
-        partial(scatter, points, where, lanes, shift, chains),
-        [(a, b, t, t * a_thread) for t, (a, b) in enumerate(itertools.pairwise(cuts))],
-    )
-
-    largest, spans = _shares(chains.rows, threads)
+    most, spans = _shares(chains.rows, threads)
     columns = WORDS - 1 if steps else ROW + 1
     calls = [  # memory is taken on this thread, which lasts
-        (a, b, _sums(largest, len(lanes)), _table(most, columns, pick == "centroid", len(lanes)))
-        for a, b, most in spans
+        (a, b, _sums(most, len(lanes)), _table(records, columns, pick == "centroid", len(lanes)))
+        for a, b, records in spans
     ]
     found = each(partial(group_chains, chains, where, shift, picking), calls)
     tables = [_cut(table, m) for (*_, table), m in zip(calls, found, strict=True)]
@@ -201,12 +191,29 @@ def group(
     def fill(out: NDArray[np.int64]) -> None:
         before, inversions = 0, []
         for table, (a, b, _) in zip(tables, spans, strict=True):
-            slots = scratch.take(1 << slot_bits(largest), np.uint32)
+            slots = scratch.take(1 << slot_bits(most), np.uint32)
             inversions.append((a, b, table.lines[:, KEY], before, slots, out))
             before += len(table.lines)
-        each(partial(invert, chains, shift, row_bits), inversions)
+        each(partial(invert, chains, shift, where.row_bits), inversions)
 
     return Groups(n, rows, box, where, tables, fill)
+
+
+def _where(points: NDArray[Any], box: Box, threads: int, lanes: int) -> tuple[Where, int, int]:
+    """What kernels are told of the grid, the bits of a key, and how many of them tell partitions apart."""
+    row_bits, bits, apart = max(len(points) - 1, 1).bit_length(), (box.cells - 1).bit_length(), 0
+    if len(points) > _DIRECT or threads > 1:
+        most = _MOST_WIDE if lanes else _MOST_PARTITIONS
+        apart = min(most, (len(points) // _ROWS_A_PARTITION).bit_length() - 1, bits)
+    known, taken = _NONE, _NO_CELLS
+    if bits > _KEY_BITS or bits - apart + row_bits > _WORD_BITS:
+        known, taken = _numbered(points, box.grid)
+        bits = max(len(taken) - 1, 1).bit_length()
+        apart = min(apart, bits)
+    grid, (_, width_y, width_z) = box.grid, (float(width) for width in box.shape)
+    widths = width_y, width_z
+    where = Where(grid.origin, grid.corner, grid.size, box.low, *widths, box.near, known, taken, row_bits)
+    return where, bits, apart
 
 
 def _chains(rows: int, parts: int, threads: int, lanes: int) -> Chains:

@@ -32,9 +32,8 @@ class Voxels:
     """The occupied cells, sorted by (x, y, z) cell number: m of them, from n rows.
 
     ``xyz`` float32 (m, 3), relative to the same origin as the input, and ``fields``, each with its dtype and
-    m rows, are there at once; the rest is computed when first asked for, from the records of rows, kept as
-    long as this is. All own their memory, and are of the kind, numpy or torch, that was
-    given.
+    m rows, are there at once; the rest is computed when first asked for, from the records of rows, which are
+    kept as long as this is. All own their memory, and are of the kind, numpy or torch, that was given.
     """
 
     xyz: Any
