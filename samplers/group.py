@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, get_args
@@ -42,8 +41,8 @@ with the least hash; its middle."""
 
 PICKS: tuple[Pick, ...] = get_args(Pick)
 
-Fill = Callable[[NDArray[np.int64]], object]
-"""Writes each grouped row's cell into an array."""
+Span = tuple[int, int, int]
+"""Partitions, the first and the one after the last, and how many records they have."""
 
 _DIRECT = 1 << 16  # rows; so many cells and their slots still fit the second-level cache
 _MOST_PARTITIONS, _MOST_WIDE = 10, 7  # bits; of each a line is being written, which must stay in the cache
@@ -61,15 +60,19 @@ class Groups:
     """The cells taken, m of them, sorted, and what their rows add up to.
 
     ``n``, ``rows``: how many rows there are, and which of them were grouped, int64, or None for all.
-    ``tables``: one for each thread. ``fill``: writes each grouped row's cell into an array.
+    ``tables``: one for each thread; ``spans``: which partitions they are of, and how many records.
+    ``most``: the most records of a partition. ``shift``: bits of a key within its partition.
     """
 
     n: int
     rows: NDArray[np.int64] | None
     box: Box
     where: Where
+    chains: Chains
+    shift: int
     tables: list[Table]
-    fill: Fill
+    spans: list[Span]
+    most: int
 
     def __len__(self) -> int:
         return sum(len(table.lines) for table in self.tables)
@@ -125,7 +128,12 @@ class Groups:
     def inverse(self) -> NDArray[np.int64]:
         """int64 (n,): the cell of each row, an index into the others; -1 for rows that were not grouped."""
         grouped = np.empty(self.n if self.rows is None else len(self.rows), np.int64)
-        self.fill(grouped)
+        before, calls = 0, []
+        for table, (a, b, _) in zip(self.tables, self.spans, strict=True):
+            slots = scratch.take(1 << slot_bits(self.most), np.uint32)
+            calls.append((a, b, table.lines[:, KEY], before, slots, grouped))
+            before += len(table.lines)
+        each(partial(invert, self.chains, self.shift, self.where.row_bits), calls)
         if self.rows is None:
             return grouped
         every = np.full(self.n, -1, np.int64)
@@ -187,16 +195,7 @@ def group(
     ]
     found = each(partial(group_chains, chains, where, shift, picking), calls)
     tables = [_cut(table, m) for (*_, table), m in zip(calls, found, strict=True)]
-
-    def fill(out: NDArray[np.int64]) -> None:
-        before, inversions = 0, []
-        for table, (a, b, _) in zip(tables, spans, strict=True):
-            slots = scratch.take(1 << slot_bits(most), np.uint32)
-            inversions.append((a, b, table.lines[:, KEY], before, slots, out))
-            before += len(table.lines)
-        each(partial(invert, chains, shift, where.row_bits), inversions)
-
-    return Groups(n, rows, box, where, tables, fill)
+    return Groups(n, rows, box, where, chains, shift, tables, spans, most)
 
 
 def _where(points: NDArray[Any], box: Box, threads: int, lanes: int) -> tuple[Where, int, int]:
@@ -225,8 +224,8 @@ def _chains(rows: int, parts: int, threads: int, lanes: int) -> Chains:
     return Chains(records, records.view(np.float32), following, *ends)
 
 
-def _shares(count: NDArray[np.int64], threads: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """The most records of a partition, and partitions for each thread: first, end, records; alike in records.
+def _shares(count: NDArray[np.int64], threads: int) -> tuple[int, list[Span]]:
+    """The most records of a partition, and each thread's partitions, of about as many records.
 
     ``count``: those of each thread's chains, (threads, partitions).
     """

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections import defaultdict
 from typing import Any
 
@@ -320,6 +321,15 @@ def test_v13_results_own_their_memory(pick: Pick) -> None:
     buffer[:], labels[:] = 0.5, -1  # the next frame comes into the same buffers
     voxel(buffer, 0.3, pick=pick, fields={"label": labels})
     assert [getattr(kept, name).tobytes() for name in names] + [kept.fields["label"].tobytes()] == right
+
+
+@pytest.mark.parametrize("n", [0, 500, 70_000])
+def test_results_can_be_sent_to_another_process(n: int) -> None:
+    xyz = np.random.default_rng(n).random((n, 3))
+    voxels = voxel(xyz, 0.2, pick="nearest")
+    sent = pickle.loads(pickle.dumps(voxels))
+    for name in ("xyz", "index", "inverse", "count", "cell"):
+        assert getattr(sent, name).tobytes() == getattr(voxels, name).tobytes()
 
 
 def test_v15_every_field_comes_back_with_its_dtype(caplog: pytest.LogCaptureFixture) -> None:
