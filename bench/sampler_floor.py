@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from ..samplers import group
+from ..samplers import gate, group
 
 _TIMES = 30
 
@@ -52,9 +52,9 @@ def voxel_stages(n: int, m: int, fields: int, whole_ms: float, parts: Mapping[st
     cells = m * (24 + row + 4 * fields)
     name = f"voxel, {fields} fields" if fields else "voxel"
     traffic = {
+        "bounds": (n * 12, 0),
         "scatter": (n * row, n * record),
         "group_chains": (n * record, cells),
-        "group_rows": (n * row, cells),
     }
     return [
         Stage(name, n * row, m * row, whole_ms),
@@ -76,8 +76,8 @@ def kernels_ms(run: Callable[[], object], rounds: int) -> dict[str, float]:
         return call
 
     with ExitStack() as patches:
-        for name in ("scatter", "group_chains", "group_rows"):
-            patches.enter_context(patch.object(group, name, timed(name, getattr(group, name))))
+        for module, name in ((gate, "bounds"), (group, "scatter"), (group, "group_chains")):
+            patches.enter_context(patch.object(module, name, timed(name, getattr(module, name))))
         for _ in range(rounds):
             run()
     return {name: statistics.median(ms) for name, ms in taken.items()}

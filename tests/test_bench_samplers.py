@@ -73,7 +73,7 @@ def test_rows_without_any_peer_installed(with_peers: Callable[..., None], tmp_pa
     for row in report["rows"]:
         assert row["ours_ms"] > 0
         assert row["peer"] is None or row["ratio"] == pytest.approx(row["peer_ms"] / row["ours_ms"])
-    assert [row["stage"] for row in report["floor"]].count("voxel: group_rows") == 3
+    assert [row["stage"] for row in report["floor"]].count("voxel: group_chains") == 3
     assert json.loads((tmp_path / "out.json").read_text()) == report
     text = render(report)
     assert "missing: fpsample: not here" in text
@@ -318,11 +318,11 @@ def test_the_floor_is_more_for_more_bytes() -> None:
     assert whole["of_floor"] == pytest.approx(5.0 / whole["floor_ms"])
 
 
-@pytest.mark.parametrize(("n", "kernels"), [(500, {"group_rows"}), (150_000, {"scatter", "group_chains"})])
-def test_kernels_are_timed_where_they_are_called(n: int, kernels: set[str]) -> None:
+@pytest.mark.parametrize("n", [500, 150_000])
+def test_kernels_are_timed_where_they_are_called(n: int) -> None:
     xyz = np.random.default_rng(0).random((n, 3), np.float32)
     taken = sampler_floor.kernels_ms(lambda: voxel(xyz, 0.2, threads=1), 2)
-    assert set(taken) == kernels
+    assert set(taken) == {"bounds", "scatter", "group_chains"}
     assert all(ms > 0 for ms in taken.values())
 
 
