@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import UsageError
 from .fields import Reduction, reduction_of
-from .gate import Cloud, as_array, as_given, checked, is_tensor
+from .gate import Cloud, as_array, as_given, checked, is_tensor, whole
 from .grid import Grid
 from .group import PICKS, Groups, Pick, group
 from .merge import Chosen, lanes_of, merge
@@ -98,7 +98,7 @@ def voxel(
     """
     grid, cloud = grid_of(size, pick, origin, grid_origin), checked(xyz)
     given = chosen(fields or {}, reduce or {}, len(cloud.xyz))
-    groups = grouped(cloud, grid, given, pick, seed, threads)
+    groups = grouped(cloud, grid, given, pick, whole(seed, "seed"), threads)
     if pick == "centroid":
         out = groups.mean
     elif pick == "center":
@@ -145,6 +145,9 @@ def _corner(value: Any, default: float, name: str) -> Triple:
 
 def chosen(fields: Mapping[str, Any], reduce: Mapping[str, Reduction], n: int) -> Chosen:
     """Each field as an array, and its reduction."""
+    for name, given in (("fields", fields), ("reduce", reduce)):
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise UsageError("voxel", f"{name} is {type(given).__name__}", "give a mapping from names")
     for name in reduce.keys() - fields.keys():
         near = difflib.get_close_matches(name, fields, 1)
         cause = f"reduce names {name!r}, which is no field"

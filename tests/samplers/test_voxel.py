@@ -428,6 +428,21 @@ def test_reduce_overrides_the_kind(how: Any, merged: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"fields": [np.zeros(4)]}, "fields is list; give a mapping"),
+        ({"fields": {3: np.zeros(4)}}, "fields is dict; give a mapping from names"),
+        ({"reduce": ["mean"]}, "reduce is list"),
+        ({"seed": 1.5}, "seed: is 1.5; give a whole number"),
+        ({"seed": None, "pick": "random"}, "seed: is None"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(arguments: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        voxel(np.zeros((4, 3)), 1.0, **arguments)
+
+
+@pytest.mark.parametrize(
     ("values", "reduce", "said"),
     [
         (np.zeros(3), {}, "give 4 rows"),
