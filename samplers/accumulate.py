@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,10 +75,11 @@ class VoxelAccumulator:
         self._grid = grid_of(size, pick, origin, grid_origin)
         self._pick: Pick = pick
         self._reduce = dict(reduce or {})
-        self._seed, self._threads = seed, threads
+        self._seed, self._threads = whole(seed, "seed"), threads
         self._kinds: dict[str, tuple[str, tuple[int, ...]]] | None = None
         self._chunks = self._next = 0
         self._tensor = False
+        self._edges: list[int] = []  # where the rows there are begin and end, in turn, rising
         self._parts: list[_Cells] = []  # the first is all that was merged, the others wait
 
     def add(self, xyz: Any, fields: Mapping[str, Any] | None = None, *, start: int | None = None) -> None:
@@ -85,18 +87,21 @@ class VoxelAccumulator:
 
         ``start``: the number of the first row in the whole, by default the one after the chunk before. With
         it the order of chunks does not matter: it decides which row is the first, and what is drawn for each.
+        Raises UsageError where rows of these numbers were added before.
         """
         cloud = checked(xyz)
         first = self._next if start is None else whole(start, "start")
-        if first < 0:
+        end = first + len(cloud.xyz)
+        if not 0 <= first <= end < 2**63:
             raise UsageError("start", f"is {first}", "give the number of the chunk's first row")
+        edges = _with(self._edges, first, end)
         named = chosen(fields or {}, self._reduce, len(cloud.xyz))
         self._check(named)
         how = self._pick, self._seed, self._threads
         groups = grouped(cloud, self._grid, named, *how, start=first, steps=True)
         self._parts.append(self._cells(cloud, groups, named, first))
         self._tensor |= cloud.tensor
-        self._chunks, self._next = self._chunks + 1, first + len(cloud.xyz)
+        self._chunks, self._next, self._edges = self._chunks + 1, end, edges
         if sum(len(part.cell) for part in self._parts[1:]) > max(len(self._parts[0].cell), _FEW):
             self._parts = [_merged(self._parts)]
 
@@ -144,6 +149,22 @@ class VoxelAccumulator:
     def _means(self, cells: _Cells) -> NDArray[np.float32]:
         """The formula of `cells`, operation by operation."""
         return self._grid.points(cells.cell + (cells.steps * (1.0 / cells.count[:, None]) + 0.5) / STEPS)
+
+
+def _with(edges: list[int], first: int, end: int) -> list[int]:
+    """``edges`` and those of the rows [first, end); UsageError where some of these are there already."""
+    if first == end:
+        return edges
+    i = bisect_right(edges, first)
+    if i % 2 or bisect_left(edges, end) > i:
+        cause = f"rows {first} to {end - 1} overlap with rows that were added before"
+        raise UsageError("start", cause, "give the number of the chunk's first row in the whole")
+    left, right = edges[:i], edges[i:]
+    if left[-1:] == [first]:
+        left, first = left[:-2], left[-2]
+    if right[:1] == [end]:
+        right, end = right[2:], right[1]
+    return [*left, first, end, *right]
 
 
 def _merged(parts: list[_Cells]) -> _Cells:

@@ -10,10 +10,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from ..errors import UsageError
 from . import draw
 from .farthest import farthest
-from .gate import as_float32, as_given, checked, whole
+from .gate import as_float32, as_given, checked, share, whole
 from .scratch import take
 from .stratified import stratified
 
@@ -68,10 +67,9 @@ def adaptive(xyz: Any, k: int, *, seed: int = 0) -> Adaptive:
     Voxels are counted from the lowest corner of the cloud, and a size is searched on a part of the rows where
     there are many. Raises UsageError as `farthest` does.
     """
-    cloud, k = checked(xyz), whole(k, "k")
+    cloud, seed = checked(xyz), whole(seed, "seed")
     n = len(cloud.xyz if cloud.rows is None else cloud.rows)
-    if not 0 <= k <= n:
-        raise UsageError("adaptive", f"cannot pick {k} of {n} finite rows", f"ask for 0 to {n}")
+    k = share(k, n, "adaptive", "finite rows")
     steps, size = _steps(n, k), None
     cost = f"{steps:,} steps for {k:,} of {n:,} rows, where {_LIMIT:,} are allowed"
     method: Method

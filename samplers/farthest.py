@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from . import draw
-from .gate import Cloud, as_array, as_float32, as_given, checked, is_tensor, whole
+from .gate import Cloud, as_array, as_float32, as_given, as_rows, checked, is_tensor, share, whole
 from .search import search
 from .threads import each, threads_for
 
@@ -43,7 +43,7 @@ def farthest(xyz: Any, k: int, *, start: Start = 0, seed: int = 0) -> Any:
     unknown, where the cloud is so wide (about 1e19) that squared distances overflow float32, and for 2^31
     finite rows or more.
     """
-    return _picks(xyz, k, start, ("farthest", seed))
+    return _picks(xyz, k, start, ("farthest", whole(seed, "seed")))
 
 
 def farthest_batch(
@@ -61,12 +61,14 @@ def farthest_batch(
     random start on its number; threads change nothing. Raises UsageError as `farthest` does, with the cloud
     named, and for offsets that misfit.
     """
-    bounds, array, counts = as_array(offsets, "offsets"), as_array(xyz, "xyz"), as_array(k, "k")
-    fits = bounds.ndim == 1 and bounds.dtype.kind in "iu" and bounds.size > 0 and array.ndim > 0
-    if not fits or bounds[0] != 0 or bounds[-1] != len(array) or (bounds[1:] < bounds[:-1]).any():
-        cause = f"do not divide {len(array) if array.ndim else 'no'} rows"
-        raise UsageError("offsets", cause, "give whole numbers rising from 0 to n")
-    bounds, clouds = bounds.astype(np.int64), bounds.size - 1
+    array, bounds, counts = as_rows(xyz), as_array(offsets, "offsets"), as_array(k, "k")
+    if bounds.ndim != 1 or bounds.dtype.kind not in "iu" or not bounds.size:
+        cause = f"{_shown(bounds)} have shape {bounds.shape} and dtype {bounds.dtype}"
+        raise UsageError("offsets", cause, "give whole numbers of shape (clouds + 1,), rising from 0 to n")
+    if bounds[0] != 0 or bounds[-1] != len(array) or (bounds[1:] < bounds[:-1]).any():
+        cause = f"{_shown(bounds)} do not divide {len(array)} rows"
+        raise UsageError("offsets", cause, f"give whole numbers rising from 0 to {len(array)}")
+    bounds, clouds, seed = bounds.astype(np.int64), bounds.size - 1, whole(seed, "seed")
     if counts.shape not in ((), (clouds,)):
         cause = f"has shape {counts.shape}"
         raise UsageError("k", cause, f"give one number, or one for each of {clouds} clouds")
@@ -100,12 +102,15 @@ def farthest_batch(
     return as_given(index, tensor), as_given(ends, tensor)
 
 
+def _shown(offsets: NDArray[Any]) -> str:
+    return np.array2string(offsets, threshold=10, separator=", ")
+
+
 def _picks(xyz: Any, k: int, start: Start, draw_for: tuple[int | str, ...]) -> Any:
     """`farthest` with a random start that is drawn for ``draw_for``."""
-    cloud, k = checked(xyz), whole(k, "k")
+    cloud = checked(xyz)
     n = len(cloud.xyz if cloud.rows is None else cloud.rows)
-    if not 0 <= k <= n:
-        raise UsageError("farthest", f"cannot pick {k} of {n} finite rows", f"ask for 0 to {n}")
+    k = share(k, n, "farthest", "finite rows")
     if n > _MOST_ROWS:
         raise UsageError("farthest", f"has {n} finite rows", f"split it into clouds of at most {_MOST_ROWS}")
     first = _first(cloud, start, draw_for)

@@ -19,24 +19,38 @@ Reduction = Literal["mean", "majority", "rounded", "unit", "first"]
 
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
-# "colour" is any measured brightness. Names are compared in lower case.
-_NAMES: dict[Kind, str] = {
-    "point": "xyz",
-    "vector": "normal normals",
-    "box": "box boxes",
-    "colour": "rgb red green blue intensity reflectance nir",
-    "class": "label classification instance class",
-    "count": "return_number number_of_returns count",
-    "time": "gps_time time t",
+# "colour" is any measured brightness.
+_CLASSES = """
+label labels label_id classification class class_id class_label category
+semantic semantic_id semantic_label sem_label sem_class segment segment_id
+instance instance_id instance_label ins_label ins_class object_id
+cluster_id clusterid tree_id treeid
+"""
+NAMES: dict[Kind, tuple[str, ...]] = {
+    "point": ("xyz",),
+    "vector": ("normal", "normals"),
+    "box": ("box", "boxes"),
+    "colour": ("rgb", "red", "green", "blue", "intensity", "reflectance", "nir"),
+    "class": tuple(_CLASSES.split()),
+    "count": ("return_number", "number_of_returns", "count"),
+    "time": ("gps_time", "time", "t"),
 }
-_KINDS: dict[str, Kind] = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+"""The names that are known, in lower case."""
+
+_PREFIX = "scalar_"
+"""What CloudCompare puts before a field's name in a PLY file."""
+
+_KINDS: dict[str, Kind] = {name: kind for kind, names in NAMES.items() for name in names}
 
 _noticed: set[str] = set()
 
 
 def kind_of(name: str, dtype: np.dtype[Any]) -> Kind:
-    """Kind of a field by its well-known name; "none" for other names and for dtypes without numbers."""
-    return _KINDS.get(name.lower(), "none") if dtype.kind in "iufbmM" else "none"
+    """Kind of a field by its well-known name; "none" for other names and for dtypes without numbers.
+
+    Upper and lower case are the same, and so is "scalar_" before a name.
+    """
+    return _KINDS.get(name.lower().removeprefix(_PREFIX), "none") if dtype.kind in "iufbmM" else "none"
 
 
 def reduction(kind: Kind, dtype: np.dtype[Any]) -> Reduction:
@@ -60,16 +74,15 @@ def reduction(kind: Kind, dtype: np.dtype[Any]) -> Reduction:
 def reduction_of(name: str, dtype: np.dtype[Any], override: Reduction | None) -> Reduction:
     """The reduction of a field, or ``override`` where given and possible for its dtype, else UsageError.
 
-    The first time that a field of no known kind is to keep its first row, a notice says so.
+    The first time that a field of a name comes that is of no known kind, a notice says what becomes of it.
     """
     if override is None:
         kind = kind_of(name, dtype)
         chosen = reduction(kind, dtype)
-        if kind == "none" and chosen == "first" and name not in _noticed:
+        if kind == "none" and name not in _noticed:
             _noticed.add(name)
-            log.warning(
-                "field %r is of no known kind: a cell keeps its first row's; set reduce to choose", name
-            )
+            taken = "the mean of its rows" if chosen == "mean" else "one of its rows"
+            log.warning("field %r is of no known kind: a cell has %s%s", name, taken, _advice(name, dtype))
         return chosen
     if override not in REDUCTIONS:
         raise UsageError(f"field {name}", f"reduce is {override!r}", f"choose one of {', '.join(REDUCTIONS)}")
@@ -79,3 +92,12 @@ def reduction_of(name: str, dtype: np.dtype[Any], override: Reduction | None) ->
             f"field {name}", f"has dtype {dtype}, which has no {override!r}", "choose another reduction"
         )
     return override
+
+
+def _advice(name: str, dtype: np.dtype[Any]) -> str:
+    """What to do where the field is a label after all."""
+    if dtype.kind not in "iufb":
+        return ""
+    return (
+        f"; if it is a label, pass reduce={{{name!r}: 'majority'}} (tamis sample: --reduce {name}=majority)"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from .curve import bounds
 log = logging.getLogger(__name__)
 
 _OVERFLOW = 3e38
+
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""Bytes that this machine has."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,8 @@ def checked(xyz: Any) -> Cloud:
     float16 becomes float32, whole numbers become float64; any stride or byte order will do. Rows with a
     non-finite coordinate are counted in a warning. Raises UsageError, with dtype and shape, for the rest.
     """
-    array = as_array(xyz, "xyz")
+    array = as_rows(xyz)
     kind, size = array.dtype.kind, array.dtype.itemsize
-    if array.ndim != 2 or array.shape[1] != 3 or kind not in "iuf" or size > 8:
-        cause = f"has shape {array.shape} and dtype {array.dtype}"
-        raise UsageError("xyz", cause, "give real numbers of shape (n, 3), float64 or narrower")
     floats = np.float32 if kind == "f" and size <= 4 else np.float64
     converted = np.ascontiguousarray(array, dtype=floats)
     if kind in "iu" and size == 8 and array.size and np.abs(converted).max() > 2.0**53:
@@ -62,6 +63,15 @@ def checked(xyz: Any) -> Cloud:
         log.warning("%d of %d rows have a non-finite coordinate and are left out", bad, n)
         low, high, _ = _ends(converted[rows])
     return Cloud(converted, rows, low, high, is_tensor(xyz))
+
+
+def as_rows(xyz: Any) -> NDArray[Any]:
+    """A cloud (n, 3) of real numbers, otherwise as it comes; UsageError for the rest."""
+    array = as_array(xyz, "xyz")
+    if array.ndim != 2 or array.shape[1] != 3 or array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
+        cause = f"has shape {array.shape} and dtype {array.dtype}"
+        raise UsageError("xyz", cause, "give real numbers of shape (n, 3), float64 or narrower")
+    return array
 
 
 def _ends(xyz: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
@@ -85,15 +95,30 @@ def as_float32(cloud: Cloud, where: str) -> NDArray[np.float32]:
 
 
 def as_array(value: Any, name: str) -> NDArray[Any]:
-    """A numpy array of ``value`` without a copy where that is possible; a CUDA tensor is refused."""
+    """A numpy array of ``value`` without a copy where that is possible.
+
+    Raises UsageError for what would lose its meaning, or cannot be one: a tensor that is sparse or not on the
+    CPU, a masked array of which something is masked, rows of unlike length.
+    """
+    if type(value) is np.ndarray:
+        return value
     if is_tensor(value):
         if value.device.type != "cpu":
             raise UsageError(name, f"is a tensor on {value.device}", "move it to the CPU with .cpu()")
+        if value.is_nested or str(value.layout) != "torch.strided":
+            layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+            raise UsageError(name, f"is a {layout} tensor", "make it dense, as with .to_dense()")
         try:
-            return np.asarray(value.detach().resolve_neg().numpy())
+            return np.asarray(value.detach().resolve_conj().resolve_neg().numpy())
         except TypeError:
             raise UsageError(name, f"has dtype {value.dtype}", "convert it to one numpy knows") from None
-    return np.asarray(value)
+    if np.ma.is_masked(value):
+        fix = "drop the rows with numpy.ma.compress_rows, or fill them with .filled()"
+        raise UsageError(name, "is a masked array, and no sampler heeds a mask", fix)
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(name, f"is no array: {error}", "give a numpy array or a torch CPU tensor") from None
 
 
 def is_tensor(value: Any) -> bool:
@@ -115,3 +140,20 @@ def whole(value: Any, name: str) -> int:
     except TypeError:
         pass
     raise UsageError(name, f"is {value!r}", "give a whole number")
+
+
+def share(k: Any, n: int, where: str, rows: str = "rows") -> int:
+    """``k`` as an int; UsageError unless it is a whole number from 0 to ``n``, the ``rows`` there are."""
+    count = whole(k, "k")
+    if not n and count:
+        raise UsageError(where, f"cannot take {count}: there are no {rows}", "check the input, or ask for 0")
+    if not 0 <= count <= n:
+        raise UsageError(where, f"cannot take {count} of {n} {rows}", f"ask for 0 to {n}")
+    return count
+
+
+def room(size: int, where: str, fix: str) -> None:
+    """UsageError where a result of ``size`` bytes is more than the memory of this machine."""
+    if size > _MEMORY:
+        cause = f"the result would take {size / 1e9:,.0f} GB, this machine has {_MEMORY / 1e9:,.0f}"
+        raise UsageError(where, cause, fix)

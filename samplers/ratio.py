@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import Literal, Self, get_args
+from numbers import Real
+from typing import Any, Literal, Self, get_args
 
 from pydantic import model_validator
 
@@ -47,9 +49,12 @@ class RatioSchedule:
     levels: int = 16
 
     def __post_init__(self) -> None:
+        if not isinstance(self.milestones, Iterable):
+            raise UsageError("ratio.milestones", f"is {self.milestones!r}", "give a sequence of steps")
         object.__setattr__(self, "milestones", tuple(whole(m, "ratio.milestones") for m in self.milestones))
-        for name in ("start", "end"):  # 1 and 1.0 are one schedule, and a plan tells schedules by their text
-            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("start", "end", *(["decay"] if self.decay is not None else [])):
+            # 1 and 1.0 are one schedule, and a plan tells schedules by their text
+            object.__setattr__(self, name, _real(getattr(self, name), f"ratio.{name}"))
         for name in ("steps", "warmup", "levels"):
             object.__setattr__(self, name, whole(getattr(self, name), f"ratio.{name}"))
         falls, marks = self.end < self.start, self.milestones
@@ -121,6 +126,12 @@ class RatioSchedule:
         way = t / span if self.decay is None else t * math.log(self.decay) / math.log(self.end / self.start)
         ratio = self.start * (self.end / self.start) ** min(way, 1.0)
         return float((ratio - self.start) / (self.end - self.start))
+
+
+def _real(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(name, f"is {value!r}", "give a number")
+    return float(value)
 
 
 class RatioSettings(Model):

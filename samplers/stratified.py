@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from . import draw
-from .gate import as_array, as_given, is_tensor, whole
+from .gate import as_array, as_given, is_tensor, share, whole
 from .random import random
 
 Quota = Literal["equal", "proportional"] | Mapping[int, int]
@@ -41,14 +41,12 @@ def stratified(strata: Any, k: int, *, quota: Quota = "equal", seed: int = 0, id
     Raises UsageError where k is below 0 or above the rows there are, for a mapping that names an unknown
     stratum, asks for more rows than it has or has another sum than k, and for another shape or dtype.
     """
-    labels, k = as_array(strata, "strata"), whole(k, "k")
+    labels, seed, id = as_array(strata, "strata"), whole(seed, "seed"), whole(id, "id")
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
         cause = f"has shape {labels.shape} and dtype {labels.dtype}"
         raise UsageError("strata", cause, "give one whole number a row, (n,)")
     values, codes, counts = _numbered(labels)
-    if not 0 <= k <= counts.sum():
-        cause = f"cannot take {k} different rows of {counts.sum()}"
-        raise UsageError("stratified", cause, f"ask for 0 to {counts.sum()}")
+    k = share(k, int(counts.sum()), "stratified", "rows with a stratum")
     if isinstance(quota, Mapping):
         quotas = _asked(quota, values, counts, k)
     else:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from . import draw
 from .curve import radix_order
-from .gate import as_array, as_given, checked, whole
+from .gate import as_array, as_given, checked, room, whole
 from .scratch import take
 
 log = logging.getLogger(__name__)
@@ -93,9 +93,11 @@ def voxelise(
     came first, and which decides in the arithmetic of the range's dtype.
 
     Rows with a non-finite coordinate are counted in a warning. Raises UsageError for bounds, sizes, caps,
-    fields, shapes and dtypes that do not fit, and for a grid of 2^31 cells on an axis or 2^63 in all.
+    fields, shapes and dtypes that do not fit, for a grid of 2^31 cells on an axis or 2^63 in all, and for a
+    result larger than the memory.
     """
     low, high, edges = _box(bounds, size)
+    seed, id = whole(seed, "seed"), whole(id, "id")
     points, most = whole(max_points, "max_points"), whole(max_voxels, "max_voxels")
     for name, cap in (("max_points", points), ("max_voxels", most)):
         if cap < 1:
@@ -117,10 +119,12 @@ def voxelise(
     m = _runs(keys, rows, radix_order(keys[:inside], np.arange(inside)), ordered, starts, cells)
     cell = cells[:m]
     kept = _kept_voxels(cell, draw.key("voxels", seed, id), most)
+    width = 3 + sum(values.shape[1] for values in features)
+    room(len(kept) * points * (8 + 4 * width), "voxelise", "lower max_points or max_voxels")
     index, counts = np.full((len(kept), points), -1), np.empty(len(kept), np.int32)
     held = _slots(ordered, starts, kept, np.uint64(draw.key("rows", seed, id)), index, counts)
 
-    voxels = np.zeros((len(kept), points, 3 + sum(values.shape[1] for values in features)), np.float32)
+    voxels = np.zeros((len(kept), points, width), np.float32)
     at = 0
     for values in (given, *features):
         _fill(values, index, voxels, at)

@@ -6,8 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tamis.config import Model, check, keys
 from tamis.metrics import BUILD, STREAM, TRAIN
+from tamis.samplers.fields import NAMES, REDUCTIONS
 from tamis.trainer.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,3 +51,21 @@ def test_links_lead_somewhere() -> None:
         folder = ROOT if name == "README.md" else ROOT / "docs"
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             assert (folder / target).exists(), f"{name} links to {target}"
+
+
+@pytest.mark.parametrize(("name", "least"), [("sampling.md", 6), ("choosing.md", 1)])
+def test_examples_run(name: str, least: int) -> None:
+    examples = list(re.finditer(r"^```python\n(.*?)^```", DOCS[name], re.DOTALL | re.MULTILINE))
+    assert len(examples) >= least
+    known: dict[str, object] = {}
+    for example in examples:  # with the lines of the page, so that a failure tells where
+        above = "\n" * (DOCS[name].count("\n", 0, example.start()) + 1)
+        exec(compile(above + example.group(1), name, "exec"), known)
+
+
+def test_every_field_that_is_known_is_listed() -> None:
+    for kind, names in NAMES.items():
+        (listed,) = re.findall(rf"^\| {kind} \|(.*?)\|", DOCS["sampling.md"], re.MULTILINE)
+        assert sorted(re.findall(r"`(.*?)`", listed)) == sorted(names)
+    for how in REDUCTIONS:
+        assert f'"{how}"' in DOCS["sampling.md"]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tamis.errors import UsageError
 from tamis.samplers import VoxelAccumulator, voxel
+from tamis.samplers.accumulate import _with
 from tamis.samplers.group import PICKS, Pick
 
 
@@ -169,3 +170,27 @@ def test_v14_twenty_million_rows_in_a_hundred_chunks_stay_under_a_gigabyte() -> 
     assert rows == 20_000_000
     assert 95_000 < cells < 110_000
     assert peak_mb < 1000
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12))
+def test_no_row_is_added_twice(chunks: list[tuple[int, int]]) -> None:
+    edges: list[int] = []
+    there: set[int] = set()
+    for start, n in chunks:
+        rows = set(range(start, start + n))
+        if rows & there:
+            with pytest.raises(UsageError, match="overlap with rows that were added before"):
+                _with(edges, start, start + n)
+        else:
+            edges, there = _with(edges, start, start + n), there | rows
+        assert edges == [i for i in range(38) if (i in there) != (i - 1 in there)]
+
+
+def test_a_chunk_over_another_is_refused_and_changes_nothing() -> None:
+    grid = VoxelAccumulator(0.5)
+    grid.add(np.zeros((100, 3)), start=0)
+    for start in (50, 2**63, -1):
+        with pytest.raises(UsageError, match="start: "):
+            grid.add(np.ones((100, 3)), start=start)
+    grid.add(np.ones((100, 3)))
+    assert grid.result().count.tolist() == [100, 100]

@@ -156,7 +156,7 @@ def test_small_clouds(xyz: NDArray[np.float32]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "said"), [(6, "cannot pick 6 of 5"), (-1, "cannot pick -1"), (2.0, "whole number")]
+    ("k", "said"), [(6, "cannot take 6 of 5"), (-1, "cannot take -1"), (2.0, "whole number")]
 )
 def test_impossible_counts_are_refused(k: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):

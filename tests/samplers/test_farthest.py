@@ -289,15 +289,36 @@ def test_offsets_of_any_whole_type(dtype: str) -> None:
 
 
 def test_a_cloud_of_a_batch_is_named() -> None:
-    with pytest.raises(UsageError, match=r"cloud 1, .*cannot pick 5 of 4"):
+    with pytest.raises(UsageError, match=r"cloud 1, .*cannot take 5 of 4 finite rows"):
         farthest_batch(np.zeros((10, 3)), [0, 6, 10], 5)
-    with pytest.raises(UsageError, match=r"cloud 0, .*cannot pick 7 of 6"):  # the first, whoever fails first
+    with pytest.raises(UsageError, match=r"cloud 0, .*cannot take 7 of 6"):  # the first, whoever fails first
         farthest_batch(np.zeros((10, 3)), [0, 6, 10], 7, threads=2)
     with pytest.raises(UsageError, match="2 clouds"):
         farthest_batch(np.zeros((10, 3)), [0, 6, 10], [1, 2, 3])
 
 
-@pytest.mark.parametrize("offsets", [[0, 5], [1, 10], [0, 7, 3, 10], [], [0.0, 10.0], [[0, 10]]])
-def test_offsets_that_do_not_fit_are_refused(offsets: Any) -> None:
-    with pytest.raises(UsageError, match="offsets"):
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ([0, 5], r"\[0, 5\] do not divide 10 rows"),
+        ([1, 10], r"\[ 1, 10\] do not divide 10 rows"),
+        ([0, 7, 3, 10], "do not divide 10 rows"),
+        ([], r"shape \(0,\)"),
+        ([0.0, 10.0], r"\[ 0., 10.\] have .* dtype float64"),
+        ([[0, 10]], r"shape \(1, 2\)"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(offsets: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=f"offsets: .*{said}"):
         farthest_batch(np.zeros((10, 3)), offsets, 1)
+
+
+def test_a_batch_of_another_shape_is_named() -> None:
+    with pytest.raises(UsageError, match=r"xyz: has shape \(2, 50, 3\)"):
+        farthest_batch(np.zeros((2, 50, 3)), [0, 50, 100], 3)
+
+
+@pytest.mark.parametrize("xyz", [np.zeros((0, 3)), np.full((4, 3), np.nan)])
+def test_where_there_are_no_rows_it_is_said(xyz: NDArray[np.float64]) -> None:
+    with pytest.raises(UsageError, match="there are no finite rows"):
+        farthest(xyz, 1)

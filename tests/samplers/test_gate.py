@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,16 @@ import pytest
 import torch
 
 from tamis.errors import UsageError
-from tamis.samplers import farthest, voxel
+from tamis.samplers import (
+    VoxelAccumulator,
+    adaptive,
+    farthest,
+    farthest_batch,
+    random,
+    stratified,
+    voxel,
+    voxelise,
+)
 from tamis.samplers.gate import checked
 
 LATTICE = np.stack(np.meshgrid(*[np.arange(0.0, 12, 1.5)] * 3), -1).reshape(-1, 3)[::3] // 0.5 * 0.5
@@ -54,6 +64,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "text": (np.zeros((4, 3), "U2"), "<U2"),
     "objects": (np.full((4, 3), None), "object"),
     "wider than float64": (np.zeros((4, 3), np.longdouble), str(np.dtype(np.longdouble))),
+    "conjugate": (torch.zeros((4, 3), dtype=torch.complex64).conj(), "complex64"),
     "bfloat16": (torch.zeros((4, 3), dtype=torch.bfloat16), "bfloat16"),
     "a number": (5.0, r"\(\)"),
     "int64 beyond float64": (np.full((4, 3), 2**60), "int64"),
@@ -111,3 +122,46 @@ def test_non_finite_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_large_finite_values_are_finite() -> None:
     assert checked(np.full((5, 3), 3e38, np.float32)).rows is None
+
+
+def _seeded() -> dict[str, Callable[[Any], Any]]:
+    xyz = np.random.default_rng(0).random((9, 3))
+    box, edges = (0, 0, 0, 1, 1, 1), (1, 1, 1)
+    return {
+        "farthest": lambda seed: farthest(xyz, 2, seed=seed),
+        "farthest_batch": lambda seed: farthest_batch(xyz, [0, 9], 2, seed=seed),
+        "random": lambda seed: random(9, 2, seed=seed),
+        "stratified": lambda seed: stratified([0, 1], 1, seed=seed),
+        "adaptive": lambda seed: adaptive(xyz, 2, seed=seed),
+        "voxelise": lambda seed: voxelise(xyz, box, edges, max_points=1, max_voxels=1, seed=seed),
+        "accumulator": lambda seed: VoxelAccumulator(0.5, seed=seed),
+    }
+
+
+@pytest.mark.parametrize("seed", [1.5, None, True, "1"])
+@pytest.mark.parametrize("sampler", _seeded())
+def test_a_seed_is_a_whole_number(sampler: str, seed: Any) -> None:
+    _seeded()[sampler](np.int8(-1))
+    with pytest.raises(UsageError, match=f"seed: is {seed!r}; give a whole number"):
+        _seeded()[sampler](seed)
+
+
+def test_the_mask_of_an_array_is_not_ignored() -> None:
+    xyz = np.ma.array(np.eye(3), mask=np.eye(3) == 1)
+    for sampler in (lambda: farthest(xyz, 1), lambda: voxel(np.eye(3), 1.0, fields={"height": xyz[:, 0]})):
+        with pytest.raises(UsageError, match=r"masked array.*\.filled\(\)"):
+            sampler()
+    xyz.mask = False
+    assert farthest(xyz, 3).tolist() == farthest(np.eye(3), 3).tolist()
+
+
+@pytest.mark.parametrize("layout", ["sparse_coo", "_mkldnn"])
+def test_a_tensor_that_is_not_dense_is_refused(layout: str) -> None:
+    xyz = torch.zeros(4, 3)
+    with pytest.raises(UsageError, match=rf"is a {layout} tensor.*\.to_dense\(\)"):
+        farthest(xyz.to_sparse() if layout == "sparse_coo" else xyz.to_mkldnn(), 1)
+
+
+def test_rows_of_unlike_length_are_no_array() -> None:
+    with pytest.raises(UsageError, match="xyz: is no array"):
+        farthest([[0, 0, 0], [1, 1]], 1)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from tamis.errors import UsageError
 from tamis.samplers import draw, random
+from tamis.samplers.scratch import take
 
 WORDS = st.integers(0, 2**64 - 1)
 
@@ -42,6 +45,28 @@ def test_too_few_hashes_kept_are_tried_again(monkeypatch: pytest.MonkeyPatch) ->
             assert random(1000, k, seed=seed).tolist() == reference(1000, k, seed, 0)
 
 
+@pytest.mark.parametrize("spare", [0, 4])
+def test_hashing_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+    module = sys.modules["tamis.samplers.random"]
+    monkeypatch.setattr(module, "_SPARE", spare)
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    for seed in range(30):
+        for k in (1, 100, 993):
+            assert random(1000, k, seed=seed).tolist() == reference(1000, k, seed, 0)
+
+
+def test_memory_follows_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, taken = sys.modules["tamis.samplers.random"], set()
+
+    def counted(n: int, dtype: Any) -> Any:
+        taken.add(n)
+        return take(n, dtype)
+
+    monkeypatch.setattr(module, "take", counted)
+    random(30_000_000, 5)
+    assert 5 <= max(taken) < 300_000
+
+
 @given(WORDS.map(np.uint64))
 def test_a_hash_tells_its_word(word: np.uint64) -> None:
     assert draw.unmix(np.uint64(draw.mix(word))) == word
@@ -71,7 +96,19 @@ def test_seed_and_id_change_the_rows() -> None:
     assert len(drawn) == 16
 
 
-@pytest.mark.parametrize(("n", "k"), [(3, 4), (3, -1), (0, 1), (-1, 0), (3, 2.0), (3, True)])
-def test_impossible_counts_are_refused(n: int, k: int) -> None:
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("n", "k", "said"),
+    [
+        (3, 4, "cannot take 4 of 3 rows; ask for 0 to 3"),
+        (3, -1, "cannot take -1 of 3"),
+        (0, 1, "there are no rows"),
+        (-5, 1, "n is -5; give the number of rows"),
+        (2**40 + 1, 1, "every one is hashed"),
+        (2**40, 2**40, "would take 8,796 GB"),
+        (3, 2.0, "k: is 2.0"),
+        (3, True, "k: is True"),
+    ],
+)
+def test_impossible_counts_are_refused(n: Any, k: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
         random(n, k)

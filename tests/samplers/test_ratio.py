@@ -136,6 +136,10 @@ GOOD: dict[str, Any] = {"kind": "linear", "start": 1.0, "end": 0.5, "steps": 10}
         {"kind": "steps", "milestones": (5, 5)},
         {"kind": "steps", "milestones": (3, 11)},
         {"kind": "steps", "milestones": (3,), "warmup": 3},
+        {"start": None},
+        {"end": "0.5"},
+        {"kind": "exponential", "decay": "0.9"},
+        {"kind": "steps", "milestones": 3},
     ],
 )
 def test_arguments_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ def test_a_tensor_gives_a_tensor() -> None:
 @pytest.mark.parametrize(
     ("strata", "k", "quota", "said"),
     [
-        ([0, 1, -1], 3, "equal", "cannot take 3 different rows of 2"),
+        ([0, 1, -1], 3, "equal", "cannot take 3 of 2 rows"),
         ([0, 1], -1, "equal", "cannot take -1"),
         ([0, 1], 1.0, "equal", "give a whole number"),
         ([0, 1], 1, "even", "quota is 'even'"),

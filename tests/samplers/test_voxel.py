@@ -123,7 +123,8 @@ def test_picks_match_the_definition(xyz: NDArray[Any], size: float, pick: Pick, 
     if pick == "centroid":
         for got, members in zip(voxels.xyz, reference(xyz, size).values(), strict=True):
             exact = xyz[members].astype(np.float64).mean(axis=0)
-            room = size * 2**-22 * (1 + 1e-9) + np.spacing(np.abs(exact).astype(np.float32))
+            step = np.spacing(np.maximum(np.abs(exact), np.abs(got)).astype(np.float32))
+            room = size * 2**-22 * (1 + 1e-9) + step
             assert (np.abs(got - exact) <= room).all()
     elif pick == "center":
         middle = (voxels.cell + 0.5) * size - size / 1024

@@ -216,6 +216,10 @@ def test_rows_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
         ({"fields": {"i": np.zeros(4)}}, "field i: has shape"),
         ({"fields": {"i": np.array(["a", "b", "c"])}}, "dtype <U1"),
         ({"xyz": np.zeros((3, 2))}, r"shape \(3, 2\)"),
+        ({"max_points": 10**12, "max_voxels": 10**9}, "would take 20,000 GB"),
+        ({"max_points": 10**30}, "lower max_points"),
+        ({"seed": 1.5}, "seed: is 1.5"),
+        ({"id": None}, "id: is None"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, Any], said: str) -> None:
