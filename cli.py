@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .trainer.settings import Settings
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
+CONTINUED = ("build", "train")  # these go on where they were
 
 app = typer.Typer(
     help="Sieve point clouds and feed them to training: raw scans to shards, batches and a trainer.",
@@ -43,6 +45,21 @@ Overrides = Annotated[
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where results go. Default: runs/NAME.")
+]
+
+
+def _writable(file: Path | None) -> Path | None:
+    """Refuse a file that cannot be written before the work for it is done."""
+    if file is not None:
+        from .files import prepare
+
+        prepare(file)
+    return file
+
+
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write every row to this file.", callback=_writable),
 ]
 
 
@@ -188,7 +205,14 @@ def sample(
         typer.Option(
             metavar="PICK",
             help="What stands for a voxel: centroid (the default; fields merge by kind), first, nearest, "
-            "random, center.",
+            "random, center. Centroid and center are off by up to 0.0005 in a scan of 10,000, more in wider.",
+        ),
+    ] = None,
+    reduce: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=HOW",
+            help="How a voxel merges a field: majority (labels), mean, rounded, unit, first. Repeatable.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
@@ -207,7 +231,9 @@ def sample(
     if len(chosen) != 1:
         named = " and ".join(f"--{method}" for method, _ in chosen) or "no method"
         raise UsageError("tamis sample", f"{named} given", f"give one of --{', --'.join(given)}")
-    typer.echo(thin(file, out, *chosen[0], pick=pick, seed=seed))
+    reductions = dict(text.partition("=")[::2] for text in reduce or [])
+    signal.signal(signal.SIGTERM, _end)
+    typer.echo(thin(file, out, *chosen[0], pick=pick, reduce=reductions, seed=seed))
 
 
 @app.command(epilog="Example: tamis predict runs/first scan.laz -o labelled.laz")
@@ -234,9 +260,7 @@ def config(config: Config, overrides: Overrides = None) -> None:
 
 @bench.command(epilog="Example: tamis bench loader --json loader.json")
 def loader(
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write every row to this file.")
-    ] = None,
+    json: Json = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -265,9 +289,7 @@ def loader(
 
 @bench.command("trainer", epilog="Example: tamis bench trainer --json trainer.json")
 def bench_trainer(
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write every row to this file.")
-    ] = None,
+    json: Json = None,
 ) -> None:
     """The training loop beside a plain one, Lightning, accelerate, HF Trainer; two ranks beside one."""
     from .bench.trainer import render, run
@@ -278,9 +300,7 @@ def bench_trainer(
 
 @bench.command("samplers", epilog="Example: tamis bench samplers --json samplers.json")
 def bench_samplers(
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write every row to this file.")
-    ] = None,
+    json: Json = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A first look: 10,000 points, few rounds, no verdict.")
     ] = False,
@@ -299,9 +319,7 @@ def bench_quality(
         Path | None,
         typer.Option("--data", metavar="DIR", help="Where the scans are. Default: $TAMIS_DATA."),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write every row to this file.")
-    ] = None,
+    json: Json = None,
 ) -> None:
     """What each sampler keeps of real scans: coverage, classes, registration. Needs Open3D."""
     from .bench.quality import VARIABLE, run
@@ -323,6 +341,11 @@ def _settings(config: str, out: Path | None, overrides: list[str] | None) -> tup
     return settings, out
 
 
+def _end(number: int, _: object) -> None:
+    """On SIGTERM end as on Ctrl-C, so that no half of a file stays behind."""
+    _fail("ended by SIGTERM; the same command starts over", 128 + number)
+
+
 def _terminal() -> Console | None:
     """The terminal that output goes to, None where it goes elsewhere."""
     if not sys.stdout.isatty():
@@ -342,16 +365,27 @@ def main() -> None:
     os.environ.setdefault("TAMIS_START", repr(time.time()))
     logging.basicConfig(format="tamis: %(message)s", level=logging.WARNING)
     try:
-        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(args=sys.argv[1:] or ["--help"], prog_name="tamis", standalone_mode=False)
     except TamisError as error:
         _fail(str(error), error.exit_code)
     except typer.TyperException as error:
-        _fail(" ".join(error.format_message().split()) + "; see tamis --help", 2)
+        _fail(_misuse(error), 2)
     except OSError as error:  # a full disk, a folder that may not be written
         _fail(str(system_error(error, "the system")), 1)
     if code == INTERRUPTED:
-        _fail("interrupted; the same command continues", INTERRUPTED)
+        how = "continues" if sys.argv[1] in CONTINUED else "starts over"
+        _fail(f"interrupted; the same command {how}", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _misuse(error: typer.TyperException) -> str:
+    """What the parser has to say, with the value that it refused and the command whose help tells more."""
+    text = " ".join(error.format_message().split()).rstrip(".")
+    refused = getattr(error.__cause__, "errors", None)  # pydantic's, which names no value
+    if refused:
+        text += f", not {refused()[0]['input']!r}"
+    context = getattr(error, "ctx", None)
+    return f"{text}; see {context.command_path if context else f'tamis {sys.argv[1]}'} --help"
 
 
 def _fail(message: str, code: int) -> None:

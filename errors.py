@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from os import PathLike
 
@@ -28,12 +29,20 @@ class DataError(TamisError):
     """Data that is missing, damaged or not what it claims to be. The command line exits with 1."""
 
 
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room on its disk, or write to another"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "see to its permissions, or choose another folder"
+    ),
+    errno.ENAMETOOLONG: "give it a shorter name: up to 240 bytes will do",
+}
+
+
 def system_error(error: OSError, where: str | PathLike[str]) -> DataError:
     """What the system refused, as one line; ``where`` serves where the error does not name a file."""
     cause = error.strerror or str(error)
-    return DataError(
-        error.filename or where, cause, "see to the disk's space and permissions, and run it again"
-    )
+    otherwise = "see to the disk's space and permissions, and run it again"
+    return DataError(error.filename or where, cause, _ADVICE.get(error.errno or 0, otherwise))
 
 
 class UsageError(TamisError, ValueError):

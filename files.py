@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
-from .errors import DataError
+from .errors import DataError, UsageError, system_error
 
 
 def sync(path: Path) -> None:
@@ -24,17 +25,47 @@ def sync(path: Path) -> None:
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success it is flushed and renamed to ``path``.
 
-    A reader sees the old file or the whole new one. On failure the temporary file is removed.
+    A reader sees the old file or the whole new one. On failure the temporary file is removed, and an error of
+    the system that names it, or no file, names ``path``.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         yield temporary
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # it may be what could not be made
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and str(error.filename or temporary) == str(temporary):
+            error.filename = str(path)
         raise
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def prepare(path: Path) -> None:
+    """Refuse a ``path`` that cannot be written, before the work for it is done.
+
+    A temporary file comes and goes, and those go that `atomic` left because its process was killed.
+    Raises UsageError for a folder, or none to write in, and DataError where the system refuses.
+    """
+    try:
+        if not path.parent.is_dir():
+            raise UsageError(path, "its folder does not exist", "make it first")
+        if path.is_dir():
+            raise UsageError(path, "is a folder", "name a file")
+        temporary = _temporary(path)
+        temporary.touch()
+        temporary.unlink()
+        for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+            number = left.name.split(".")[-2]
+            if number.isdecimal() and not Path("/proc", number).exists():
+                left.unlink(missing_ok=True)
+    except OSError as error:
+        raise system_error(OSError(error.errno, error.strerror), path) from None
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:

@@ -49,9 +49,9 @@ def _records(source: BinaryIO, start: int, count: int, extended: bool = False) -
     for _ in range(count):
         user, number, size, about = head.unpack(source.read(head.size))
         record = laspy.VLR(_text(user), number, _text(about), source.read(size))
-        if record.user_id == "copc":
+        if record.user_id == "copc" and not extended:  # it has one of each
             log.warning("the copy is no cloud-optimised file (COPC): the record of that is left out")
-        elif record.user_id != "laszip encoded":
+        if record.user_id not in ("copc", "laszip encoded"):
             yield record
 
 

@@ -13,13 +13,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
-from ..files import atomic
+from ..files import atomic, prepare
 from .cut import TOLERANCE, float32_error
 from .las_copy import write_copy
 from .readers import Scan
 
 LAS_SUFFIXES = (".las", ".laz")
-SUFFIXES = (*LAS_SUFFIXES, ".npy", ".npz", ".arrow", ".parquet")
+OTHERS = (".npy", ".npz", ".arrow", ".parquet")
+SUFFIXES = (*LAS_SUFFIXES, *OTHERS)
+
+LAS, NPY = b"LASF", b"\x93NUM"
+"""How these files begin."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,19 @@ class Sampled:
 
 
 def check_out(path: Path, out: Path) -> None:
-    """Refuse an ``out`` that can hold no cloud, or is the input. Raises UsageError."""
+    """Refuse an ``out`` that can hold no cloud, or not that of ``path``, or is the input, or not writable.
+
+    Temporary files of killed runs onto ``out`` are removed. Raises UsageError, and DataError where the system
+    refuses to write.
+    """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(out, f"has no suffix of {', '.join(SUFFIXES)}", "name the output so")
-    if not out.parent.is_dir():
-        raise UsageError(out, "its folder does not exist", "make it first")
-    if out.is_dir():
-        raise UsageError(out, "is a folder", "name a file")
+    prepare(out)
     if out.exists() and path.exists() and out.samefile(path):
         raise UsageError(out, "is the input itself", "name another output")
+    if out.suffix.lower() in LAS_SUFFIXES and signature(path) == NPY:
+        cause = f"a LAS file is made of a LAS file only, not of {path.name}"
+        raise UsageError(out, cause, f"take {', '.join(OTHERS)}")
 
 
 def save(path: Path, scan: Scan, sampled: Sampled, origin: NDArray[np.float64], out: Path) -> None:
@@ -53,19 +61,14 @@ def save(path: Path, scan: Scan, sampled: Sampled, origin: NDArray[np.float64], 
     LAS to LAS or LAZ and NPY to NPY copy whole records, and only what moved or merged is set in them, in the
     type and scale of the file. The others hold every field by its name, and x, y, z as float64; NPZ has xyz
     as float32 (m, 3), counted from ``origin``.
-    Raises UsageError for a LAS file of what was none, and DataError for what the format cannot hold.
+    Raises DataError for what the format, or the type of the file's numbers, cannot hold.
     """
-    suffix, signature = out.suffix.lower(), _signature(path)
+    suffix = out.suffix.lower()
     if suffix in LAS_SUFFIXES:
-        if signature != b"LASF":
-            others = ", ".join(one for one in SUFFIXES if one not in LAS_SUFFIXES)
-            raise UsageError(
-                out, f"a LAS file is made of a LAS file only, not of {path.name}", f"take {others}"
-            )
         _save_las(path, sampled, out)
         return
-    if suffix == ".npy" and signature == b"\x93NUM":
-        _save_array(out, _records(path, sampled))
+    if suffix == ".npy" and signature(path) == NPY:
+        _save_array(out, _records(path, scan, sampled))
         return
     fields = {name: sampled.fields.get(name, values[sampled.index]) for name, values in scan.fields.items()}
     xyz = scan.xyz[sampled.index] if sampled.xyz is None else sampled.xyz
@@ -80,9 +83,13 @@ def save(path: Path, scan: Scan, sampled: Sampled, origin: NDArray[np.float64], 
         _save_table(out, {**columns, **fields})
 
 
-def _signature(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4)
+def signature(path: Path) -> bytes:
+    """The first four bytes; none where there is no file to read, which the readers tell of."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError:
+        return b""
 
 
 def _save_las(path: Path, sampled: Sampled, out: Path) -> None:
@@ -101,24 +108,38 @@ def _save_las(path: Path, sampled: Sampled, out: Path) -> None:
     write_copy(path, las, out, same_points=False)
 
 
-def _records(path: Path, sampled: Sampled) -> NDArray[Any]:
+def _records(path: Path, scan: Scan, sampled: Sampled) -> NDArray[Any]:
     """The rows of an NPY file as it holds them."""
     array = np.array(np.load(path, mmap_mode="r", allow_pickle=False)[sampled.index])
     values, names = dict(sampled.fields), array.dtype.names
     if names is None:
         if sampled.xyz is not None:
-            array[:, :3] = np.rint(sampled.xyz) if array.dtype.kind in "iu" else sampled.xyz
+            array[:, :3] = _held(path, sampled.xyz, array.dtype)
         for name, column in values.items():
             array[:, int(name.removeprefix("column_"))] = column
         return array
     if "rgb" in values and "rgb" not in names:
         values |= dict(zip(("red", "green", "blue"), values.pop("rgb").T, strict=True))
     if sampled.xyz is not None:
-        values |= {"xyz": sampled.xyz} if "xyz" in names else dict(zip("xyz", sampled.xyz.T, strict=True))
+        together = "xyz" in names and "xyz" not in scan.fields
+        moved = {"xyz": sampled.xyz} if together else dict(zip("xyz", sampled.xyz.T, strict=True))
+        values |= {name: _held(path, places, array[name].dtype) for name, places in moved.items()}
     for name, column in values.items():
-        whole = array[name].dtype.kind in "iu" and column.dtype.kind == "f"
-        array[name] = np.rint(column) if whole else column
+        array[name] = column
     return array
+
+
+def _held(path: Path, xyz: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Positions as ``dtype``, rounded where it has whole numbers only; refused where it ends before."""
+    whole = dtype.kind in "iu"
+    wanted = np.rint(xyz) if whole else xyz
+    with np.errstate(over="ignore", invalid="ignore"):
+        held = wanted.astype(dtype)
+    fit = held == wanted if whole else np.isfinite(held)
+    if not fit.all():
+        cause = f"positions from {xyz.min():g} to {xyz.max():g} do not fit its type {dtype}"
+        raise DataError(path, cause, "choose another --pick, or an OUT that is no .npy")
+    return held
 
 
 def _near(out: Path, xyz: NDArray[np.float64], origin: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -145,7 +166,8 @@ def _structured(columns: dict[str, NDArray[Any]]) -> NDArray[Any]:
 
 
 def _save_array(out: Path, array: NDArray[Any]) -> None:
-    with atomic(out) as temporary, temporary.open("wb") as file:
+    # To a file that is only written numpy writes past Python, and would not say why the system refuses it.
+    with atomic(out) as temporary, temporary.open("wb+") as file:
         np.save(file, array, allow_pickle=False)
 
 
@@ -162,13 +184,13 @@ def _save_table(out: Path, columns: dict[str, NDArray[Any]]) -> None:
     arrays = {name: _arrow(out, name, values) for name, values in columns.items()}
     schema = [pa.field(name, array.type, nullable=array.null_count > 0) for name, array in arrays.items()]
     table = pa.table(list(arrays.values()), pa.schema(schema))
-    with atomic(out) as temporary:
+    with atomic(out) as temporary, temporary.open("wb") as file:
         if out.suffix.lower() == ".parquet":
             from pyarrow import parquet
 
-            parquet.write_table(table, temporary)
+            parquet.write_table(table, file)
         else:
-            with pa.ipc.new_file(temporary, table.schema) as writer:
+            with pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table)
 
 

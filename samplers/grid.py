@@ -55,7 +55,7 @@ class Grid:
         if reach > self.size * _FINE:
             step = float(np.spacing(np.float32(reach)))
             if step > self.size / 16:
-                why = "voxel %g: float32 has steps of %g at %g; subtract an origin before"
+                why = "voxel %g: float32, which means come in, has steps of %g at %g; subtract an origin"
                 log.warning(why, self.size, step, reach)
         first, last = (  # floats keep their order, so the lowest coordinate is in the lowest cell
             [(x + o - c) / self.size for x, o, c in zip(ends, self.origin, self.corner, strict=True)]

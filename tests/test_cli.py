@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,16 @@ def test_config_prints_what_it_reads_back(capsys: pytest.CaptureFixture[str], tm
         (["sample", "a.las", "b.las", "--random", "0"], 2, ["--random: is 0", "ratio"]),
         (["sample", "a.las", "b.las", "--random", "1.5"], 2, ["--random: is 1.5"]),
         (["sample", "a.las", "b.las", "--farthest", "0"], 2, ["--farthest: is 0"]),
-        (["sample", "a.las", "b.las", "--adaptive", "many"], 2, ["--adaptive", "integer"]),
+        (["sample"], 2, ["Missing argument 'IN'; see tamis sample --help"]),
+        (["sample", "a.las", "b.las", "--voxel"], 2, ["requires an argument; see tamis sample --help"]),
+        (["sample", "a.las", "b.las", "--adaptive", "many"], 2, ["--adaptive", "integer, not 'many'; see"]),
+        (["sample", "a.las", "b.las", "--farthest", "1e3"], 2, ["not '1e3'; see tamis sample --help"]),
+        (["sample", "a.las", "b.las", "--voxel", "abc"], 2, ["not 'abc'; see tamis sample --help"]),
+        (["sample", "a.las", "b.las", "--random", "1", "--seed", "x"], 2, ["--seed", "not 'x'; see"]),
+        (["sample", "a.las", "b.las", "--random", "1", "--reduce", "a=first"], 2, ["--reduce", "leave it"]),
+        (["sample", "a.las", "b.las", "--voxel", "1", "--reduce", "a=most"], 2, ["a", "'most'", "majority"]),
+        (["sample", "a.las", "b.las", "--voxel", "1", "--reduce", "a"], 2, ["--reduce a: is ''", "mean"]),
+        (["sample", "a.las", f"{'b' * 250}.las", "--voxel", "1"], 1, ["bb.las: File name", "shorter name"]),
         (["sample", "a.las", "b.las", "--voxel", "1", "--pick", "last"], 2, ["'last'", "nearest"]),
         (["sample", "a.las", "b.las", "--random", "1", "--pick", "first"], 2, ["--pick", "leave it out"]),
         (["sample", "a.las", "b.txt", "--random", "1"], 2, ["b.txt", ".parquet"]),
@@ -108,6 +118,15 @@ def test_misuse_is_one_plain_line(
         (["cloud.npy", "./cloud.npy", "--random", "1"], 2, ["is the input itself"]),
         (["cloud.npy", "folder.npy", "--random", "1"], 2, ["is a folder"]),
         (["cloud.npy", "out.npy", "--voxel", "1e-300"], 2, ["voxel"]),
+        (
+            ["cloud.npy", "out.npy", "--voxel", "1", "--reduce", "b=first"],
+            2,
+            ["'b'", "cloud.npy has no field"],
+        ),
+        (["objects.npy", "out.npy", "--random", "1"], 1, ["objects.npy: holds Python objects", "float"]),
+        (["nan.npy", "out.npy", "--farthest", "1"], 1, ["nan.npy: has no row with a finite position"]),
+        (["nan.npy", "out.npy", "--random", "2"], 1, ["nan.npy: has no row with a finite position"]),
+        (["scan.ply", "out.npy", "--random", "1"], 1, ["scan.ply: is neither", "open3d", "laspy"]),
     ],
 )
 def test_sampling_that_cannot_be_is_one_plain_line(
@@ -121,10 +140,13 @@ def test_sampling_that_cannot_be_is_one_plain_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("cloud.npy", np.arange(15.0).reshape(5, 3))
+    np.save("nan.npy", np.full((5, 3), np.nan))
+    np.save("objects.npy", np.array([[1, 2, None]]))
     for name, content in (
         ("empty.las", b""),
         ("cut.las", shipped_laz.read_bytes()[:-999]),
         ("text.las", b"hello"),
+        ("scan.ply", b"ply\nformat ascii 1.0\n"),
     ):
         Path(name).write_bytes(content)
     Path("folder.npy").mkdir()
@@ -154,12 +176,37 @@ def test_sample_says_what_it_did(
         assert all(word in text for word in words), text
 
 
-def test_ctrl_c_says_that_the_command_continues(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "function", "how"),
+    [
+        (["build", "quickstart"], "build.build", "continues"),
+        (["inspect", "anything"], "inspect.inspect", "starts over"),
+        (["sample", "a.npy", "b.npy", "--random", "1"], "sample.sample", "starts over"),
+    ],
+)
+def test_ctrl_c_says_whether_the_command_continues(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    function: str,
+    how: str,
 ) -> None:
-    def interrupted(path: Path) -> str:
+    def interrupted(*_: Any, **__: Any) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tamis.pipelines.inspect.inspect", interrupted)
-    code, _, err = run(capsys, "inspect", "anything")
-    assert (code, err) == (130, "tamis: interrupted; the same command continues\n")
+    monkeypatch.setattr(f"tamis.pipelines.{function}", interrupted)
+    code, _, err = run(capsys, *arguments)
+    assert (code, err) == (130, f"tamis: interrupted; the same command {how}\n")
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_benchmark(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("samplers", "loader", "trainer", "quality"):
+        for file, words in (("none/b.json", "its folder does not exist"), (".", "is a folder")):
+            code, out, err = run(capsys, "bench", command, "--json", file)
+            assert (code, out) == (2, "")
+            assert err.startswith(f"tamis: {file}: {words}; "), err
+            assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())

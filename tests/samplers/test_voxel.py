@@ -356,7 +356,7 @@ def test_v15_every_field_comes_back_with_its_dtype(caplog: pytest.LogCaptureFixt
     assert {k: v.shape for k, v in voxels.fields.items()} == {
         k: (len(rows), *v.shape[1:]) for k, v in fields.items()
     }
-    assert caplog.text.count("'scanner_ring_v15'") == 1  # said once, not at every cloud
+    assert caplog.text.count("field 'scanner_ring_v15'") == 1  # said once, not at every cloud
 
     merged, first = voxels.fields, [r[0] for r in rows]
     for name in ("intensity", "rgb"):
