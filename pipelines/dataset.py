@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
+from ..lazy import lazy
 from . import manifest, shards
 from .checks import blocks, damaged_chunks, first_damage
 from .manifest import Figures, Manifest, Range
@@ -109,7 +109,7 @@ class Dataset:
         """First row of each sample's ``name`` in `checks`, int64 (samples,)."""
         return self._own[name][1] if name in self._own else self.block
 
-    @cached_property
+    @lazy
     def checks(self) -> dict[str, NDArray[np.uint32]]:
         """Column or annotation -> uint32 (blocks,), mapped: running CRC32C at the end of every 256 rows.
 
@@ -121,7 +121,7 @@ class Dataset:
             sums |= table(self.path / shards.checksums_name(own))
         return sums
 
-    @cached_property
+    @lazy
     def samples(self) -> pa.RecordBatch:
         """``samples.arrow``: name, source, tile, origin, bounds, label and split of each sample, mapped."""
         self._check(shards.SAMPLES)

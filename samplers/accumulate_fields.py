@@ -81,6 +81,8 @@ class Sums:
         sums, whole = self.sums, self.kept.dtype.kind in "iu"
         if sums.dtype != np.int64:
             sums = np.where(np.isfinite(sums), sums + self.lost, sums)
+        if not len(count):
+            return self.kept.copy()
         flat = self.kept.reshape(len(count), -1)
         found = unit_of(sums, flat) if self.how == "unit" else mean_of(sums, count[:, None], whole, self.how)
         return found.astype(self.kept.dtype).reshape(self.kept.shape)

@@ -38,6 +38,7 @@ _HEAVIEST = np.int64(2**63 - 1)
 _FEW_DIGIT, _DIGIT = 8, 11  # bits of the sort's digits, for few cells and many: they outnumber the counters
 _GOLDEN = draw.CONSTANTS[0]
 _PLACE = STEPS - 1
+_PATIENCE = 4  # tries a record, beyond the first, before keys are mixed
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -58,7 +59,8 @@ def group_chains(
     owners = np.empty(BLOCK, np.uint32)
     m: Whole = 0
     for part in range(start, stop):
-        table_bits, found = _empty(slots, chains.rows[:, part].sum()), np.uint32(0)
+        rows = chains.rows[:, part].sum()
+        table_bits, mixed, tried, found = _empty(slots, rows), False, 0, np.uint32(0)
         last_slot = np.uint64((1 << table_bits) - 1)
         for t in range(len(chains.blocks)):
             block, left = chains.first[t, part], chains.rows[t, part]
@@ -67,11 +69,12 @@ def group_chains(
                 for i in range(n):
                     word, place = records[at + i, 0], records[at + i, 1]
                     key, row = word >> row_bits, word & row_mask
-                    slot = _slot(key, table_bits)
+                    slot = _slot(key, table_bits, mixed)
                     c = slots[slot]
                     while c != _EMPTY and cells[c, KEY] != key:
                         slot = (slot + np.uint64(1)) & last_slot
                         c = slots[slot]
+                        tried += 1
                     if c == _EMPTY:
                         c = found
                         slots[slot] = c
@@ -90,6 +93,14 @@ def group_chains(
                 for four in range(0, width, 4):
                     for i in range(n):
                         _add(lane_sums, owners[i], lanes, at + i, four)
+                if tried > _PATIENCE * rows and not mixed:
+                    mixed = True
+                    _empty(slots, rows)
+                    for c in range(found):
+                        slot = _slot(cells[c, KEY], table_bits, mixed)
+                        while slots[slot] != _EMPTY:
+                            slot = (slot + np.uint64(1)) & last_slot
+                        slots[slot] = c
                 if picking.mode != FIRST:
                     for i in range(n):
                         _pick(cells, owners[i], records[at + i, 0] & row_mask, records[at + i, 1], picking)
@@ -118,9 +129,14 @@ def slot_bits(rows: Whole) -> Whole:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _slot(key: Whole, bits: Whole) -> np.uint64:
-    """Where to look for a key first: the top bits of its product with a large odd number."""
-    return (np.uint64(key) * np.uint64(_GOLDEN)) >> np.uint64(64 - bits)
+def _slot(key: Whole, bits: Whole, mixed: bool) -> np.uint64:
+    """Where to look for a key first: the top bits of its product with a large odd number.
+
+    That spreads neighbouring keys better than chance would, but has no luck with some steps between keys, as
+    a long wall may have: where it shows, keys are mixed first.
+    """
+    word = draw.mix(np.uint64(key)) if mixed else np.uint64(key)
+    return (word * np.uint64(_GOLDEN)) >> np.uint64(64 - bits)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -248,23 +264,32 @@ def invert(
 ) -> None:
     """Write each row's cell, its place in ``keys`` and those before, for the partitions [start, stop)."""
     row_mask, within = (np.int64(1) << row_bits) - 1, (np.int64(1) << shift) - 1
-    records, m = chains.records, 0
+    records, first = chains.records, 0
     for part in range(start, stop):
-        bits = _empty(slots, chains.rows[:, part].sum())
+        last = first
+        while last < len(keys) and keys[last] >> shift == part:
+            last += 1
+        rows, mixed, tried, m = chains.rows[:, part].sum(), False, 0, first
+        bits = _empty(slots, rows)
         last_slot = np.uint64((1 << bits) - 1)
-        while m < len(keys) and keys[m] >> shift == part:
-            slot = _slot(keys[m] & within, bits)
+        while m < last:
+            slot = _slot(keys[m] & within, bits, mixed)
             while slots[slot] != _EMPTY:
                 slot = (slot + np.uint64(1)) & last_slot
+                tried += 1
             slots[slot] = m
             m += 1
+            if tried > _PATIENCE * rows and not mixed:  # again from the first
+                mixed, m = True, first
+                _empty(slots, rows)
+        first = last
         for t in range(len(chains.blocks)):
             block, left = chains.first[t, part], chains.rows[t, part]
             while left > 0:
                 at, n = block * BLOCK, min(left, BLOCK)
                 for i in range(n):
                     key, row = records[at + i, 0] >> row_bits, records[at + i, 0] & row_mask
-                    slot = _slot(key, bits)
+                    slot = _slot(key, bits, mixed)
                     while keys[slots[slot]] & within != key:
                         slot = (slot + np.uint64(1)) & last_slot
                     out[row] = before + slots[slot]

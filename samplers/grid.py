@@ -49,9 +49,9 @@ class Grid:
         float32 and for cells numbered beyond 2^53.
         """
         reach = max(-min(low), max(high))
-        if reach > _MOST_FLOAT:
-            cause = f"coordinates reach {reach}, beyond float32"
-            raise UsageError("voxel", cause, "subtract an origin or scale them")
+        if reach + self.size > _MOST_FLOAT:  # a cell may begin at the furthest coordinate
+            cause = f"coordinates reach {reach}, cells {self.size} further: that is beyond float32"
+            raise UsageError("voxel", cause, "subtract an origin, scale them, or choose a smaller size")
         if reach > self.size * _FINE:
             step = float(np.spacing(np.float32(reach)))
             if step > self.size / 16:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from ..lazy import lazy
 from . import draw, scratch
 from .cells import group_chains, invert, slot_bits
 from .grid import Box, Grid, numbered
@@ -103,28 +104,28 @@ class Groups:
         """int64 (m, 3): sums of places inside the cells, where they were asked for."""
         return self.lines(X, Z)
 
-    @cached_property
+    @lazy
     def cell(self) -> NDArray[np.int64]:
         """int64 (m, 3): cell numbers."""
         key, taken = self.lines(KEY), self.where.taken
         return taken[key] if len(taken) else self.box.cell_of(key)
 
-    @cached_property
+    @lazy
     def count(self) -> NDArray[np.int64]:
         """int64 (m,): rows of each cell."""
         return self.lines(COUNT)
 
-    @cached_property
+    @lazy
     def picked(self) -> NDArray[np.int64]:
         """int64 (m,): the row that stands for each cell, of those that were grouped."""
         return self.lines(ROW)
 
-    @cached_property
+    @lazy
     def index(self) -> NDArray[np.int64]:
         """int64 (m,): the same, of all rows."""
         return self.picked if self.rows is None else self.rows[self.picked]
 
-    @cached_property
+    @lazy
     def inverse(self) -> NDArray[np.int64]:
         """int64 (n,): the cell of each row, an index into the others; -1 for rows that were not grouped."""
         grouped = np.empty(self.n if self.rows is None else len(self.rows), np.int64)
@@ -140,12 +141,12 @@ class Groups:
         every[self.rows] = grouped
         return every
 
-    @cached_property
+    @lazy
     def starts(self) -> NDArray[np.int64]:
         """int64 (m + 1,): where in ``order`` each cell's rows begin, and the end."""
         return np.concatenate([[0], np.cumsum(self.count)])
 
-    @cached_property
+    @lazy
     def order(self) -> NDArray[np.int64]:
         """The rows in the order of cells; rows of one cell in their own."""
         order = np.empty(int(self.starts[-1]), np.int64)

@@ -117,7 +117,8 @@ def unit_of(total: NDArray[Any], first: NDArray[Any]) -> NDArray[Any]:
     """Sums brought to length 1; where the rows cancel out, the row that stands for them."""
     length = np.sqrt(np.square(total).sum(axis=1, keepdims=True))
     cancelled = ~(length > 1e-12)
-    return np.where(cancelled, first, total / np.where(cancelled, 1.0, length))
+    with np.errstate(invalid="ignore"):  # an infinite component has no direction: NaN
+        return np.where(cancelled, first, total / np.where(cancelled, 1.0, length))
 
 
 def mean_of(total: NDArray[Any], count: NDArray[np.int64], whole: bool, how: Reduction) -> NDArray[Any]:

@@ -6,13 +6,13 @@ import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
+from ..lazy import lazy
 from .fields import Reduction, reduction_of
 from .gate import Cloud, as_array, as_given, checked, is_tensor, whole
 from .grid import Grid
@@ -22,6 +22,8 @@ from .tables import Triple
 from .threads import threads_for
 
 log = logging.getLogger(__name__)
+
+_SMALLEST = np.finfo(np.float64).tiny  # the reciprocals of those below may be infinite
 
 _ROWS_A_THREAD = 100_000
 """With fewer a thread costs more than it saves."""
@@ -41,22 +43,22 @@ class Voxels:
     _groups: Groups
     _tensor: bool
 
-    @cached_property
+    @lazy
     def index(self) -> Any:
         """int64 (m,): a row of each cell: the one picked, or the first for "centroid" and "center"."""
         return as_given(self._groups.index, self._tensor)
 
-    @cached_property
+    @lazy
     def count(self) -> Any:
         """int64 (m,): how many rows each cell has."""
         return as_given(self._groups.count, self._tensor)
 
-    @cached_property
+    @lazy
     def cell(self) -> Any:
         """int64 (m, 3): floor((xyz + origin - grid_origin) / size)."""
         return as_given(self._groups.cell, self._tensor)
 
-    @cached_property
+    @lazy
     def inverse(self) -> Any:
         """int64 (n,): the cell of each row, as an index into the others; -1 for rows that are not finite."""
         return as_given(self._groups.inverse, self._tensor)
@@ -127,7 +129,7 @@ def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:
     """The grid that the arguments of `voxel` describe; UsageError where they cannot."""
     if pick not in PICKS:
         raise UsageError("voxel", f"pick is {pick!r}", f"choose one of {', '.join(PICKS)}")
-    if isinstance(size, bool) or not (isinstance(size, Real) and 0 < float(size) < np.inf):
+    if isinstance(size, bool) or not (isinstance(size, Real) and _SMALLEST <= float(size) < np.inf):
         raise UsageError("voxel", f"size is {size!r}", "give a length above 0, in the unit of xyz")
     edge = float(size)
     return Grid(edge, _corner(origin, 0.0, "origin"), _corner(grid_origin, -edge / 1024, "grid_origin"))

@@ -11,7 +11,6 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, overload
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...lazy import lazy
 from . import Scan
 
 MAGIC, GZIP = b"\0\0\x08", b"\x1f\x8b"
@@ -38,13 +38,13 @@ class Images(Sequence[Scan]):
     pixels: NDArray[np.uint8]
     label: NDArray[np.uint8]
 
-    @cached_property
+    @lazy
     def counts(self) -> NDArray[np.int64]:
         """Points of each image, int64 (n,)."""
         flat = self.pixels.reshape(len(self.pixels), -1)
         return np.asarray(np.count_nonzero(flat, axis=1), np.int64)
 
-    @cached_property
+    @lazy
     def _behind(self) -> NDArray[np.int64]:
         return np.cumsum(self.counts)
 

@@ -194,3 +194,13 @@ def test_a_chunk_over_another_is_refused_and_changes_nothing() -> None:
             grid.add(np.ones((100, 3)), start=start)
     grid.add(np.ones((100, 3)))
     assert grid.result().count.tolist() == [100, 100]
+
+
+@pytest.mark.parametrize("how", ["mean", "rounded", "unit", "majority", "first"])
+def test_chunks_without_a_finite_row_give_nothing(how: Any) -> None:
+    nowhere = np.full((4, 3), np.nan, np.float32)
+    one_shot = voxel(nowhere, 1.0, fields={"rgb": np.ones((4, 3), np.float32)}, reduce={"rgb": how})
+    grid = VoxelAccumulator(1.0, reduce={"rgb": how})
+    for n in (0, 4):
+        grid.add(nowhere[:n], {"rgb": np.ones((n, 3), np.float32)})
+        assert grid.result().fields["rgb"].shape == one_shot.fields["rgb"].shape == (0, 3)

@@ -57,7 +57,7 @@ def test_a_read_only_install_without_a_home_still_imports(tmp_path: Path) -> Non
     package = tmp_path / "site" / "tamis"
     source = Path(tamis.__file__).parent
     shutil.copytree(source / "samplers", package / "samplers", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("errors.py", "config.py"):
+    for name in ("errors.py", "config.py", "lazy.py"):
         shutil.copy(source / name, package)
     (package / "__init__.py").touch()
     (package / "samplers" / "__pycache__").touch()  # a file: even root can make no folder there

@@ -168,6 +168,18 @@ def test_many_rows_match_numpy_unique(seed: int) -> None:
     assert voxels.inverse.tolist() == inverse.tolist()
 
 
+@pytest.mark.parametrize("step", [1, 75_025, 3_524_578, 165_580_141])
+def test_regular_clouds_whose_keys_crowd_a_hash_table_match_the_definition(step: int) -> None:
+    """Their keys lie a Fibonacci number apart: products with the golden ratio are close to each other."""
+    n = 20_000
+    xyz = np.zeros((n, 3))
+    xyz[:, 0], xyz[-1, 2] = np.random.default_rng(step).permutation(n), step - 1
+    voxels = voxel(xyz, 1.0, pick="nearest")
+    assert voxels.index.tolist() == np.argsort(xyz[:, 0]).tolist()
+    assert voxels.inverse.tolist() == xyz[:, 0].tolist()
+    assert voxels.count.tolist() == [1] * n
+
+
 def test_one_far_row_changes_no_other_cell() -> None:
     """With it the box of cells has more than 2^63, which takes another way to number them."""
     xyz = scan(4, 20_000)
@@ -479,7 +491,19 @@ def test_cells_beyond_float64_are_refused(far: float) -> None:
         voxel(np.array([[0.0, 0, 0], [0, far, 0]]), 1.0)
 
 
-@pytest.mark.parametrize("size", ["a", None, True, 0.0, -1.0, np.nan, np.inf, [1.0, 2.0, 3.0]])
+def test_the_smallest_size_tells_cells_apart() -> None:
+    size = float(np.finfo(np.float64).tiny)
+    xyz = np.arange(1000)[:, None] * np.full(3, size)
+    assert len(voxel(xyz, size, grid_origin=0.0).count) == 1000
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_voxels_beyond_float32_are_refused(pick: Pick) -> None:
+    with pytest.raises(UsageError, match="beyond float32"):
+        voxel(np.full((3, 3), 3.4e38), 1e38, pick=pick)
+
+
+@pytest.mark.parametrize("size", ["a", None, True, 0.0, 5e-309, -1.0, np.nan, np.inf, [1.0, 2.0, 3.0]])
 def test_impossible_sizes_are_refused(size: Any) -> None:
     with pytest.raises(UsageError, match="size"):
         voxel(np.zeros((4, 3)), size)
