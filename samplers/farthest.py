@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from . import draw
-from .gate import Cloud, as_array, as_float32, as_given, as_rows, checked, is_tensor, share, whole
+from .gate import Cloud, as_array, as_float32, as_given, checked, share, whole
 from .search import search
 from .threads import each, threads_for
 
@@ -43,7 +43,8 @@ def farthest(xyz: Any, k: int, *, start: Start = 0, seed: int = 0) -> Any:
     unknown, where the cloud is so wide (about 1e19) that squared distances overflow float32, and for 2^31
     finite rows or more.
     """
-    return _picks(xyz, k, start, ("farthest", whole(seed, "seed")))
+    cloud = checked(xyz)
+    return as_given(_picks(cloud, k, start, ("farthest", whole(seed, "seed"))), cloud.tensor)
 
 
 def farthest_batch(
@@ -61,14 +62,14 @@ def farthest_batch(
     random start on its number; threads change nothing. Raises UsageError as `farthest` does, with the cloud
     named, and for offsets that misfit.
     """
-    array, bounds, counts = as_rows(xyz), as_array(offsets, "offsets"), as_array(k, "k")
+    cloud, bounds, counts = checked(xyz), as_array(offsets, "offsets"), as_array(k, "k")
     if bounds.ndim != 1 or bounds.dtype.kind not in "iu" or not bounds.size:
         cause = f"{_shown(bounds)} have shape {bounds.shape} and dtype {bounds.dtype}"
         raise UsageError("offsets", cause, "give whole numbers of shape (clouds + 1,), rising from 0 to n")
-    if bounds[0] != 0 or bounds[-1] != len(array) or (bounds[1:] < bounds[:-1]).any():
-        cause = f"{_shown(bounds)} do not divide {len(array)} rows"
-        raise UsageError("offsets", cause, f"give whole numbers rising from 0 to {len(array)}")
-    bounds, clouds, seed = bounds.astype(np.int64), bounds.size - 1, whole(seed, "seed")
+    if bounds[0] != 0 or bounds[-1] != len(cloud.xyz) or (bounds[1:] < bounds[:-1]).any():
+        cause = f"{_shown(bounds)} do not divide {len(cloud.xyz)} rows"
+        raise UsageError("offsets", cause, f"give whole numbers rising from 0 to {len(cloud.xyz)}")
+    ends, clouds, seed = bounds.tolist(), bounds.size - 1, whole(seed, "seed")
     if counts.shape not in ((), (clouds,)):
         cause = f"has shape {counts.shape}"
         raise UsageError("k", cause, f"give one number, or one for each of {clouds} clouds")
@@ -84,38 +85,36 @@ def farthest_batch(
                 c = waiting.popleft()
             except IndexError:  # another thread was faster
                 return
-            low, high = bounds[c], bounds[c + 1]
+            part = cloud.part(ends[c], ends[c + 1])
             try:
-                found[c] = low + _picks(array[low:high], wanted[c], start, ("farthest", seed, c))
+                found[c] = ends[c] + _picks(part, wanted[c], start, ("farthest", seed, c))
             except UsageError as error:
                 failures[c] = error
 
-    most = min(clouds, len(array) // _WORTH) if threads is None else clouds
+    most = min(clouds, len(cloud.xyz) // _WORTH) if threads is None else clouds
     each(work, [()] * threads_for(threads, most))
     if failures:
         c = min(failures)
         error = failures[c]
         raise UsageError(f"cloud {c}, {error.where}", error.cause, error.fix) from None
-    ends = np.cumsum([0, *map(len, found)], dtype=np.int64)
-    tensor = is_tensor(xyz)
     index = np.concatenate([np.empty(0, np.int64), *found])
-    return as_given(index, tensor), as_given(ends, tensor)
+    picked = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    return as_given(index, cloud.tensor), as_given(picked, cloud.tensor)
 
 
 def _shown(offsets: NDArray[Any]) -> str:
     return np.array2string(offsets, threshold=10, separator=", ")
 
 
-def _picks(xyz: Any, k: int, start: Start, draw_for: tuple[int | str, ...]) -> Any:
+def _picks(cloud: Cloud, k: int, start: Start, draw_for: tuple[int | str, ...]) -> NDArray[np.int64]:
     """`farthest` with a random start that is drawn for ``draw_for``."""
-    cloud = checked(xyz)
     n = len(cloud.xyz if cloud.rows is None else cloud.rows)
     k = share(k, n, "farthest", "finite rows")
     if n > _MOST_ROWS:
         raise UsageError("farthest", f"has {n} finite rows", f"split it into clouds of at most {_MOST_ROWS}")
     first = _first(cloud, start, draw_for)
     index = search(as_float32(cloud, "farthest"), k, first) if k else np.empty(0, np.int64)
-    return as_given(index if cloud.rows is None else cloud.rows[index], cloud.tensor)
+    return index if cloud.rows is None else cloud.rows[index]
 
 
 def _first(cloud: Cloud, start: Start, draw_for: tuple[int | str, ...]) -> int:

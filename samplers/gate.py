@@ -28,8 +28,8 @@ class Cloud:
     """A cloud that passed the gate.
 
     ``xyz``: float32 or float64 (n, 3), C order, native bytes. ``rows``: int64, the rows whose coordinates
-    are all finite, or None where all are. ``low``, ``high``: the lowest and highest finite x, y and z; 0
-    where there are none. ``tensor``: it came as a torch tensor.
+    are all finite, or None where all are. ``low``, ``high``: the lowest and highest finite x, y and z, of a
+    `part` those of the whole; 0 where there are none. ``tensor``: it came as a torch tensor.
     """
 
     xyz: NDArray[Any]
@@ -42,6 +42,14 @@ class Cloud:
     def finite(self) -> NDArray[Any]:
         """The finite rows, float32 or float64 (m, 3)."""
         return self.xyz if self.rows is None else self.xyz[self.rows]
+
+    def part(self, first: int, last: int) -> Cloud:
+        """The rows [first, last)."""
+        rows = None
+        if self.rows is not None:
+            a, b = np.searchsorted(self.rows, (first, last))
+            rows = self.rows[a:b] - first if b - a < last - first else None
+        return Cloud(self.xyz[first:last], rows, self.low, self.high, self.tensor)
 
 
 def checked(xyz: Any) -> Cloud:
@@ -86,12 +94,18 @@ def as_float32(cloud: Cloud, where: str) -> NDArray[np.float32]:
 
     Raises UsageError where squared distances between them could overflow float32.
     """
-    extent = [high - low for low, high in zip(cloud.low, cloud.high, strict=True)]
-    if not sum(edge * edge for edge in extent) < _OVERFLOW:
-        cause = f"the cloud spans {extent}: squared distances overflow float32"
-        raise UsageError(where, cause, "scale the coordinates or drop the outliers")
     points = cloud.finite
+    if not _narrow(cloud.low, cloud.high):  # of a part, that is of the whole
+        low, high, _ = _ends(points)
+        if not _narrow(low, high):
+            cause = f"the cloud spans {low} to {high}: squared distances overflow float32"
+            raise UsageError(where, cause, "scale the coordinates or drop the outliers")
     return points if points.dtype == np.float32 else (points - points[0]).astype(np.float32)
+
+
+def _narrow(low: tuple[float, ...], high: tuple[float, ...]) -> bool:
+    extent = [b - a for a, b in zip(low, high, strict=True)]
+    return sum(edge * edge for edge in extent) < _OVERFLOW
 
 
 def as_array(value: Any, name: str) -> NDArray[Any]:
