@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .curve import bounds
+from .bounds import bounds
 
 log = logging.getLogger(__name__)
 

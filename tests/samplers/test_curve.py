@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from tamis.errors import UsageError
 from tamis.samplers import serialise
-from tamis.samplers.curve import along_curve, radix_order
+from tamis.samplers.curve import radix_order
+from tamis.samplers.tree import along_curve
 
 CLOUDS = hnp.arrays(
     np.float32, st.tuples(st.integers(0, 60), st.just(3)), elements=st.floats(-500, 500, width=32)
