@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -138,6 +139,8 @@ def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:
 def _corner(value: Any, default: float, name: str) -> Triple:
     if value is None:
         return default, default, default
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value), float(value), float(value)
     corner = as_array(value, name)
     if corner.shape not in ((), (3,)) or corner.dtype.kind not in "iuf" or not np.isfinite(corner).all():
         raise UsageError("voxel", f"{name} is {value!r}", "give three finite numbers")
