@@ -59,48 +59,24 @@ def group_chains(
     owners = np.empty(BLOCK, np.uint32)
     m: Whole = 0
     for part in range(start, stop):
-        rows = chains.rows[:, part].sum()
-        table_bits, mixed, tried, found = _empty(slots, rows), False, 0, np.uint32(0)
-        last_slot = np.uint64((1 << table_bits) - 1)
+        rows, mixed, tried, found = chains.rows[:, part].sum(), False, 0, np.uint32(0)
+        bits = _empty(slots, rows)
         for t in range(len(chains.blocks)):
             block, left = chains.first[t, part], chains.rows[t, part]
             while left > 0:
                 at, n = block * BLOCK, min(left, BLOCK)
-                for i in range(n):
-                    word, place = records[at + i, 0], records[at + i, 1]
-                    key, row = word >> row_bits, word & row_mask
-                    slot = _slot(key, table_bits, mixed)
-                    c = slots[slot]
-                    while c != _EMPTY and cells[c, KEY] != key:
-                        slot = (slot + np.uint64(1)) & last_slot
-                        c = slots[slot]
-                        tried += 1
-                    if c == _EMPTY:
-                        c = found
-                        slots[slot] = c
-                        words[c] = (key << row_bits) | c
-                        cells[c, KEY], cells[c, COUNT] = key, 0
-                        cells[c, ROW], cells[c, WEIGHT] = row, _HEAVIEST
-                        cells[c, X], cells[c, Y], cells[c, Z] = 0, 0, 0
-                        for lane in range(width):
-                            lane_sums[c, lane] = 0.0
-                        found += np.uint32(1)
-                    cells[c, COUNT] += 1
-                    cells[c, X] += place >> 42
-                    cells[c, Y] += (place >> 21) & _PLACE
-                    cells[c, Z] += place & _PLACE
-                    owners[i] = c
-                for four in range(0, width, 4):
-                    for i in range(n):
-                        _add(lane_sums, owners[i], lanes, at + i, four)
+                before = found
+                found, tried = _add_rows(
+                    records, at, n, row_bits, slots, bits, mixed, tried, cells, words, found, owners
+                )
                 if tried > _PATIENCE * rows and not mixed:
                     mixed = True
-                    _empty(slots, rows)
-                    for c in range(found):
-                        slot = _slot(cells[c, KEY], table_bits, mixed)
-                        while slots[slot] != _EMPTY:
-                            slot = (slot + np.uint64(1)) & last_slot
-                        slots[slot] = c
+                    _mix(slots, bits, cells, found)
+                if width:
+                    lane_sums[before:found] = 0.0
+                for four in range(0, width, 4):
+                    for i in range(n):
+                        _add_lanes(lane_sums, owners[i], lanes, at + i, four)
                 if picking.mode != FIRST:
                     for i in range(n):
                         _pick(cells, owners[i], records[at + i, 0] & row_mask, records[at + i, 1], picking)
@@ -109,6 +85,60 @@ def group_chains(
         _write(sums, found, np.int64(part) << shift, where, table, m)
         m += found
     return m
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_rows(
+    records: NDArray[np.int64],
+    at: Whole,
+    n: Whole,
+    row_bits: Whole,
+    slots: NDArray[np.uint32],
+    bits: Whole,
+    mixed: bool,
+    tried: Whole,
+    cells: NDArray[np.int64],
+    words: NDArray[np.int64],
+    found: Whole,
+    owners: NDArray[np.uint32],
+) -> tuple[Whole, Whole]:
+    """Add ``n`` records from ``at`` on to their cells; returns how many cells there are, and tries so far."""
+    row_mask, last_slot = (np.int64(1) << row_bits) - 1, np.uint64((1 << bits) - 1)
+    for i in range(n):
+        word, place = records[at + i, 0], records[at + i, 1]
+        key = word >> row_bits
+        slot = _slot(key, bits, mixed)
+        c = slots[slot]
+        while c != _EMPTY and cells[c, KEY] != key:
+            slot = (slot + np.uint64(1)) & last_slot
+            c = slots[slot]
+            tried += 1
+        if c == _EMPTY:
+            c = np.uint32(found)
+            slots[slot] = c
+            words[c] = (key << row_bits) | c
+            cells[c, KEY], cells[c, COUNT] = key, 0
+            cells[c, ROW], cells[c, WEIGHT] = word & row_mask, _HEAVIEST
+            cells[c, X], cells[c, Y], cells[c, Z] = 0, 0, 0
+            found += np.uint32(1)
+        cells[c, COUNT] += 1
+        cells[c, X] += place >> 42
+        cells[c, Y] += (place >> 21) & _PLACE
+        cells[c, Z] += place & _PLACE
+        owners[i] = c
+    return np.uint32(found), tried
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _mix(slots: NDArray[np.uint32], bits: Whole, cells: NDArray[np.int64], found: Whole) -> None:
+    """Find each cell's slot again, with its key mixed."""
+    last_slot = np.uint64((1 << bits) - 1)
+    slots[: 1 << bits] = _EMPTY
+    for c in range(found):
+        slot = _slot(cells[c, KEY], bits, True)
+        while slots[slot] != _EMPTY:
+            slot = (slot + np.uint64(1)) & last_slot
+        slots[slot] = c
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -154,7 +184,9 @@ def _pick(cells: NDArray[np.int64], c: Whole, row: Whole, place: Whole, picking:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _add(sums: NDArray[np.float64], c: Whole, lanes: NDArray[np.float32], at: Whole, four: Whole) -> None:
+def _add_lanes(
+    sums: NDArray[np.float64], c: Whole, lanes: NDArray[np.float32], at: Whole, four: Whole
+) -> None:
     """Add four lanes of a record to the sums of a cell; written out, they are added side by side."""
     x = sums[c, four] + np.float64(lanes[at, 4 + four])
     y = sums[c, four + 1] + np.float64(lanes[at, 5 + four])
