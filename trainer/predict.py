@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..config import load
 from ..errors import DataError, UsageError
+from ..files import prepare
 from ..pipelines.cut import columns_of, cut, select
 from ..pipelines.las_copy import write_copy
 from ..pipelines.readers import Scan, read
@@ -63,10 +64,9 @@ def predict(run: Path, file: Path, out: Path) -> str:
 def _check_names(file: Path, out: Path) -> None:
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(out, f"has no suffix of {' or '.join(SUFFIXES)}", "name the output so")
-    if not out.parent.is_dir():
-        raise UsageError(out, "its folder does not exist", "make it first")
     if out.exists() and file.exists() and out.samefile(file):
         raise UsageError(out, "is the input itself", "name another output")
+    prepare(out)
 
 
 def _trained(run: Path) -> tuple[Settings, PointSettings, TaskState, Path]:
