@@ -46,6 +46,7 @@ def made(tmp_path: Path) -> Clouds:
     return clouds.write(TINY, tmp_path / "clouds" / peers.STORED)
 
 
+@pytest.mark.slow
 def test_loaders_that_deliver_the_same_clouds_have_equal_rows(
     tmp_path: Path, sweep_only: Callable[..., None]
 ) -> None:
@@ -186,6 +187,7 @@ def test_cpu_and_memory_are_those_of_all_marked_processes() -> None:
     assert 0.3 <= living <= processes.cpu_s("a mark")[1] - before
 
 
+@pytest.mark.slow
 def test_the_cpu_of_four_readers_and_their_feeder_is_added_up(
     tmp_path: Path, made: Clouds, sweep_only: Callable[..., None]
 ) -> None:
