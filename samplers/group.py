@@ -54,6 +54,7 @@ _WORD_BITS = 63  # of a key within its partition, beside a row
 _MODES = {"nearest": NEAREST, "random": RANDOM}
 _WORD, _INDEX, _SLOT, _SUM, _MEAN = map(np.dtype, ("i8", "i4", "u4", "f8", "f4"))
 _NONE, _NO_CELLS = np.empty(0, np.int64), np.empty((0, 3), np.int64)
+_FIRST = Picking(FIRST, np.uint64(0), _NONE)
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def group(
     if pick == "random" and (rows is not None or start):
         names = start + (np.arange(n) if rows is None else rows)
     key = draw.key("voxel", seed) if pick == "random" else 0
-    picking = Picking(_MODES.get(pick, FIRST), np.uint64(key), names)
+    picking = Picking(_MODES[pick], np.uint64(key), names) if pick in _MODES else _FIRST
     most, spans = _shares(chains.rows, threads)
     columns = WORDS - 1 if steps else ROW + 1
     calls = [  # memory is taken on this thread, which lasts
@@ -230,8 +231,9 @@ def _shares(count: NDArray[np.int64], threads: int) -> tuple[int, list[Span]]:
 
     ``count``: those of each thread's chains, (threads, partitions).
     """
-    if threads == 1:
-        return int(count.max()), [(0, count.shape[1], int(count.sum()))]
+    if count.size == 1:  # at small clouds every call of numpy is felt
+        rows = int(count[0, 0])
+        return rows, [(0, 1, rows)]
     counts = count.sum(axis=0)
     ends = np.cumsum(counts)
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) // threads).tolist()
