@@ -12,8 +12,8 @@ from numpy.typing import DTypeLike, NDArray
 _KEPT = 1 << 28
 """Most bytes that wait on a thread to be used again; beyond them those that waited longest are freed."""
 
-_SMALL = 1 << 16
-"""Below it the allocator has warm memory of its own."""
+_SMALL = 1 << 20
+"""Below it the allocator has warm memory of its own, and is quicker."""
 
 _LINE = 64
 """Arrays begin with a line of the cache, so that rows of 64 bytes are one line each."""

@@ -30,13 +30,13 @@ def test_arrays_begin_with_a_line_and_have_what_was_asked_for() -> None:
         array = scratch.take((n, 3), np.float64)
         assert array.shape == (n, 3)
         assert array.dtype == np.float64
-        assert array.nbytes < 1 << 16 or array.ctypes.data % 64 == 0
+        assert array.nbytes < scratch._SMALL or array.ctypes.data % 64 == 0
         array[:] = 1.0  # all of it is there
     assert scratch.take((0, 5), np.float32).shape == (0, 5)
 
 
 def test_arrays_carved_from_one_piece_lie_apart() -> None:
-    wanted = [((n, 3), np.dtype(dtype)) for n, dtype in ((5000, "i8"), (0, "f4"), (7001, "f4"), (1, "u1"))]
+    wanted = [((n, 3), np.dtype(dtype)) for n, dtype in ((50_000, "i8"), (0, "f4"), (7001, "f4"), (1, "u1"))]
     arrays = scratch.carve(*wanted)
     for number, ((shape, dtype), array) in enumerate(zip(wanted, arrays, strict=True)):
         assert (array.shape, array.dtype) == (shape, dtype)
