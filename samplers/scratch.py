@@ -18,7 +18,7 @@ _SMALL = 1 << 16
 
 _SMALL_PIECE = 1 << 20
 """The same for pieces that are carved: they are many, and up to here the allocator is quicker. But it gives
-memory back sooner, above all on threads of their own, which single arrays, held through a search, would feel."""
+memory back sooner, above all on threads of their own, which arrays held through a search would feel."""
 
 _LINE = 64
 """Arrays begin with a line of the cache, so that rows of 64 bytes are one line each."""
