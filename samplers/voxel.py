@@ -139,7 +139,7 @@ def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:
 def _corner(value: Any, default: float, name: str) -> Triple:
     if value is None:
         return default, default, default
-    if isinstance(value, int | float) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value), float(value), float(value)
     corner = as_array(value, name)
     if corner.shape not in ((), (3,)) or corner.dtype.kind not in "iuf" or not np.isfinite(corner).all():

@@ -509,7 +509,7 @@ def test_impossible_sizes_are_refused(size: Any) -> None:
         voxel(np.zeros((4, 3)), size)
 
 
-@pytest.mark.parametrize("origin", [(1, 2), (np.nan, 0, 0), "far", np.zeros((1, 3))])
+@pytest.mark.parametrize("origin", [(1, 2), (np.nan, 0, 0), np.inf, True, "far", np.zeros((1, 3))])
 def test_impossible_origins_are_refused(origin: Any) -> None:
     with pytest.raises(UsageError, match="origin"):
         voxel(np.zeros((4, 3)), 1.0, origin=origin)
