@@ -46,17 +46,20 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def prepare(path: Path) -> None:
-    """Refuse a ``path`` that cannot be written, before the work for it is done.
+def prepare(path: Path, source: Path | None = None) -> None:
+    """Refuse a ``path`` that cannot be written, or is the ``source``, before the work for it is done.
 
     A temporary file comes and goes, and those go that `atomic` left because its process was killed.
-    Raises UsageError for a folder, or none to write in, and DataError where the system refuses.
+    Raises UsageError for a folder, or none to write in, and for the source, and DataError where the system
+    refuses.
     """
     try:
         if not path.parent.is_dir():
             raise UsageError(path, "its folder does not exist", "make it first")
         if path.is_dir():
             raise UsageError(path, "is a folder", "name a file")
+        if source is not None and path.exists() and source.exists() and path.samefile(source):
+            raise UsageError(path, "is the input itself", "name another output")
         temporary = _temporary(path)
         temporary.touch()
         temporary.unlink()

@@ -47,9 +47,7 @@ def check_out(path: Path, out: Path) -> None:
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(out, f"has no suffix of {', '.join(SUFFIXES)}", "name the output so")
-    prepare(out)
-    if out.exists() and path.exists() and out.samefile(path):
-        raise UsageError(out, "is the input itself", "name another output")
+    prepare(out, path)
     if out.suffix.lower() in LAS_SUFFIXES and signature(path) == NPY:
         cause = f"a LAS file is made of a LAS file only, not of {path.name}"
         raise UsageError(out, cause, f"take {', '.join(OTHERS)}")

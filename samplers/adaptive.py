@@ -11,6 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from . import draw
+from .bounds import bounds
 from .farthest import farthest
 from .gate import as_float32, as_given, checked, share, whole
 from .scratch import take
@@ -92,8 +93,9 @@ def _steps(n: int, k: int) -> int:
 
 def _by_cells(points: NDArray[np.float32], k: int, seed: int) -> tuple[Method, NDArray[np.int64], float, int]:
     """Method, rows, voxel size and number of voxels, where all rows are too many to pick among."""
-    low, high = points.min(axis=0).astype(np.float64), points.max(axis=0).astype(np.float64)
-    n, extent = len(points), float((high - low).max())
+    lowest, highest, _ = bounds(points)
+    low = lowest.astype(np.float64)
+    n, extent = len(points), float((highest - low).max())
     codes = take(n, np.int32 if n < 2**31 else np.int64)
     look = points
     if _FEW * k <= n and n > max(_LOOK, _FEW * k):

@@ -132,13 +132,20 @@ def _add_rows(
 @njit(cache=True, nogil=True, error_model="numpy")
 def _mix(slots: NDArray[np.uint32], bits: Whole, cells: NDArray[np.int64], found: Whole) -> None:
     """Find each cell's slot again, with its key mixed."""
-    last_slot = np.uint64((1 << bits) - 1)
     slots[: 1 << bits] = _EMPTY
     for c in range(found):
-        slot = _slot(cells[c, KEY], bits, True)
-        while slots[slot] != _EMPTY:
-            slot = (slot + np.uint64(1)) & last_slot
-        slots[slot] = c
+        _insert(slots, bits, cells[c, KEY], True, c)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _insert(slots: NDArray[np.uint32], bits: Whole, key: Whole, mixed: bool, cell: Whole) -> Whole:
+    """Put a cell, whose key is not there yet, into a free slot; returns how many were not."""
+    slot, tried = _slot(key, bits, mixed), 0
+    while slots[slot] != _EMPTY:
+        slot = (slot + np.uint64(1)) & np.uint64((1 << bits) - 1)
+        tried += 1
+    slots[slot] = cell
+    return tried
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -305,11 +312,7 @@ def invert(
         bits = _empty(slots, rows)
         last_slot = np.uint64((1 << bits) - 1)
         while m < last:
-            slot = _slot(keys[m] & within, bits, mixed)
-            while slots[slot] != _EMPTY:
-                slot = (slot + np.uint64(1)) & last_slot
-                tried += 1
-            slots[slot] = m
+            tried += _insert(slots, bits, keys[m] & within, mixed, m)
             m += 1
             if tried > _PATIENCE * rows and not mixed:  # again from the first
                 mixed, m = True, first

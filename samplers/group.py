@@ -190,7 +190,7 @@ def group(
     key = draw.key("voxel", seed) if pick == "random" else 0
     picking = Picking(_MODES[pick], np.uint64(key), names) if pick in _MODES else _FIRST
     most, spans = _shares(chains.rows, threads)
-    columns = WORDS - 1 if steps else ROW + 1
+    columns = (Z if steps else ROW) + 1
     calls = [  # memory is taken on this thread, which lasts
         (a, b, _sums(most, len(lanes)), _table(records, columns, pick == "centroid", len(lanes)))
         for a, b, records in spans
@@ -211,9 +211,8 @@ def _where(points: NDArray[Any], box: Box, threads: int, lanes: int) -> tuple[Wh
         known, taken = _numbered(points, box.grid)
         bits = max(len(taken) - 1, 1).bit_length()
         apart = min(apart, bits)
-    grid, (_, width_y, width_z) = box.grid, (float(width) for width in box.shape)
-    widths = width_y, width_z
-    where = Where(grid.origin, grid.corner, grid.size, box.low, *widths, box.near, known, taken, row_bits)
+    grid, (_, y, z) = box.grid, map(float, box.shape)
+    where = Where(grid.origin, grid.corner, grid.size, box.low, y, z, box.near, known, taken, row_bits)
     return where, bits, apart
 
 

@@ -21,7 +21,7 @@ _SMALL_PIECE = 1 << 20
 memory back sooner, above all on threads of their own, which arrays held through a search would feel."""
 
 _LINE = 64
-"""Arrays begin with a line of the cache, so that rows of 64 bytes are one line each."""
+"""Arrays that wait for use begin with a line of the cache, so that rows of 64 bytes are one line each."""
 
 
 class _Pool(threading.local):

@@ -64,9 +64,7 @@ def predict(run: Path, file: Path, out: Path) -> str:
 def _check_names(file: Path, out: Path) -> None:
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(out, f"has no suffix of {' or '.join(SUFFIXES)}", "name the output so")
-    if out.exists() and file.exists() and out.samefile(file):
-        raise UsageError(out, "is the input itself", "name another output")
-    prepare(out)
+    prepare(out, file)
 
 
 def _trained(run: Path) -> tuple[Settings, PointSettings, TaskState, Path]:
