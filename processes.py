@@ -1,4 +1,4 @@
-"""Other processes, looked at from outside."""
+"""Processes, looked at from outside."""
 
 from __future__ import annotations
 
@@ -34,3 +34,14 @@ class Watch:
         except OSError:  # it has ended: that is announced
             return False
         return text.rpartition(")")[2].split()[0] == "T"
+
+
+def peak_bytes(pid: int | str = "self") -> int:
+    """The most memory that a process has had at once, of what it runs now, from Linux's /proc.
+
+    ``getrusage`` would tell more: what its parent had when it started it counts there.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(f"process {pid} has no memory: it has ended")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .bounds import bounds
+from .tables import Triple
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ class Cloud:
 
     xyz: NDArray[Any]
     rows: NDArray[np.int64] | None
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    low: Triple
+    high: Triple
     tensor: bool
 
     @property
@@ -59,11 +60,11 @@ def checked(xyz: Any) -> Cloud:
     non-finite coordinate are counted in a warning. Raises UsageError, with dtype and shape, for the rest.
     """
     array = as_rows(xyz)
-    kind, size = array.dtype.kind, array.dtype.itemsize
-    floats = np.float32 if kind == "f" and size <= 4 else np.float64
+    dtype = array.dtype
+    floats = np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64
     converted = np.ascontiguousarray(array, dtype=floats)
-    if kind in "iu" and size == 8 and array.size and np.abs(converted).max() > 2.0**53:
-        raise UsageError("xyz", f"has {array.dtype} values beyond 2^53", "subtract an origin first")
+    if dtype.kind in "iu" and dtype.itemsize == 8 and array.size and np.abs(converted).max() > 2.0**53:
+        raise UsageError("xyz", f"has {dtype} values beyond 2^53", "subtract an origin first")
     (low, high, finite), rows = _ends(converted), None
     if not finite:
         rows = np.flatnonzero(np.isfinite(converted).all(axis=1))
@@ -76,17 +77,19 @@ def checked(xyz: Any) -> Cloud:
 def as_rows(xyz: Any) -> NDArray[Any]:
     """A cloud (n, 3) of real numbers, otherwise as it comes; UsageError for the rest."""
     array = as_array(xyz, "xyz")
-    if array.ndim != 2 or array.shape[1] != 3 or array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
-        cause = f"has shape {array.shape} and dtype {array.dtype}"
+    dtype = array.dtype
+    if array.ndim != 2 or array.shape[1] != 3 or dtype.kind not in "iuf" or dtype.itemsize > 8:
+        cause = f"has shape {array.shape} and dtype {dtype}"
         raise UsageError("xyz", cause, "give real numbers of shape (n, 3), float64 or narrower")
     return array
 
 
-def _ends(xyz: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
+def _ends(xyz: NDArray[Any]) -> tuple[Triple, Triple, bool]:
     if not len(xyz):
-        return (0.0,) * 3, (0.0,) * 3, True
+        return (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), True
     low, high, finite = bounds(xyz)
-    return tuple(low.tolist()), tuple(high.tolist()), finite
+    (a, b, c), (x, y, z) = low.tolist(), high.tolist()
+    return (a, b, c), (x, y, z), finite
 
 
 def as_float32(cloud: Cloud, where: str) -> NDArray[np.float32]:
@@ -103,7 +106,7 @@ def as_float32(cloud: Cloud, where: str) -> NDArray[np.float32]:
     return points if points.dtype == np.float32 else (points - points[0]).astype(np.float32)
 
 
-def _narrow(low: tuple[float, ...], high: tuple[float, ...]) -> bool:
+def _narrow(low: Triple, high: Triple) -> bool:
     extent = [b - a for a, b in zip(low, high, strict=True)]
     return sum(edge * edge for edge in extent) < _OVERFLOW
 

@@ -42,7 +42,7 @@ class Grid:
         """The reverse, float32 (m, 3), relative to the origin."""
         return np.asarray(places * self.size + self.corner - self.origin, np.float32)
 
-    def box(self, low: tuple[float, ...], high: tuple[float, ...]) -> Box:
+    def box(self, low: Triple, high: Triple) -> Box:
         """The cells from the lowest to the highest that points taken reach on each axis, of finite points.
 
         A warning tells where float32 is too coarse for the cells. Raises UsageError for coordinates beyond
@@ -57,19 +57,21 @@ class Grid:
             if step > self.size / 16:
                 why = "voxel %g: float32, which means come in, has steps of %g at %g; subtract an origin"
                 log.warning(why, self.size, step, reach)
-        first, last = (  # floats keep their order, so the lowest coordinate is in the lowest cell
-            [(x + o - c) / self.size for x, o, c in zip(ends, self.origin, self.corner, strict=True)]
-            for ends in (low, high)
-        )
-        furthest = max(map(abs, first + last))
+        x, y, z = self._place(low)  # floats keep their order, so the lowest coordinate is in the lowest cell
+        a, b, c = self._place(high)
+        furthest = max(-min(x, y, z), max(a, b, c))
         if not furthest < _MOST_CELLS:
             cause = f"size {self.size} numbers cells beyond 2^53 for coordinates up to {reach}"
             raise UsageError("voxel", cause, "choose a larger size or an origin nearer to the cloud")
-        x, y, z = map(math.floor, first)
-        a, b, c = map(math.floor, last)
+        i, j, k = math.floor(x), math.floor(y), math.floor(z)
+        shape = math.floor(a) - i + 1, math.floor(b) - j + 1, math.floor(c) - k + 1
         # The product with an edge's reciprocal differs from the quotient by less than 2^-51 of what they are.
         near = 0.5 - (furthest + 1) * 2.0**-50
-        return Box(self, (float(x), float(y), float(z)), (a - x + 1, b - y + 1, c - z + 1), near)
+        return Box(self, (float(i), float(j), float(k)), shape, near)
+
+    def _place(self, point: Triple) -> Triple:
+        (x, y, z), (ox, oy, oz), (cx, cy, cz), size = point, self.origin, self.corner, self.size
+        return (x + ox - cx) / size, (y + oy - cy) / size, (z + oz - cz) / size
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from .tables import BLOCK, STEPS, Chains, Where, Whole
+from .tables import BLOCK, BLOCKS, END, HEAD, ROWS, STEPS, TAIL, Chains, Where, Whole
 
 _CHUNK = 256  # rows whose cells are found at once, in the first-level cache
 
@@ -36,8 +36,9 @@ def scatter(
     axes, cells, steps = _axes(where), np.empty(3 * _CHUNK), np.empty(3 * _CHUNK, np.int64)
     flat = points.reshape(-1)
     within, row_bits = (np.int64(1) << shift) - 1, where.row_bits
-    records, lines = chains.records, chains.lanes
-    parts, beginning = chains.end.shape[1], block * BLOCK - start
+    records, lines, ends = chains.records, chains.records.view(np.float32), chains.ends[:, thread]
+    parts, beginning = ends.shape[1], block * BLOCK - start
+    ends[:] = 0
     for chunk in range(start, stop, _CHUNK):
         n = min(_CHUNK, stop - chunk)
         some = flat[3 * chunk : 3 * (chunk + n)]
@@ -47,26 +48,29 @@ def scatter(
         if where.known.size:
             keys[:n] = where.known[chunk : chunk + n]
         if parts > 1:
-            block = _append(keys, n, shift, chains, thread, block, at)
-        else:
+            block = _append(keys, n, shift, ends, chains.following, block, at)
             for i in range(n):
+                records[at[i], 0] = ((keys[i] & within) << row_bits) | (chunk + i)
+                records[at[i], 1] = places[i]
+        else:  # one chain, of blocks that lie end to end
+            some = records[beginning + chunk : beginning + chunk + n]
+            for i in range(n):
+                some[i, 0] = (keys[i] << row_bits) | (chunk + i)
+                some[i, 1] = places[i]
+            for i in range(n if len(lanes) else 0):
                 at[i] = beginning + chunk + i
-        for i in range(n):
-            records[at[i], 0] = ((keys[i] & within) << row_bits) | (chunk + i)
-            records[at[i], 1] = places[i]
         for four in range(0, len(lanes), 4):
             for i in range(n):
                 for j in range(four, four + 4):
                     lines[at[i], 4 + j] = lanes[j, chunk + i]
-    if parts == 1:  # one chain, of blocks that lie end to end
+    if parts == 1:
         count = (stop - start + BLOCK - 1) // BLOCK
-        chains.first[thread, 0], chains.blocks[thread, 0] = block, count
-        chains.end[thread, 0] = beginning + stop
+        ends[HEAD, 0], ends[BLOCKS, 0], ends[END, 0] = block, count, beginning + stop
         for b in range(block, block + count):
             chains.following[b] = b + 1
     for part in range(parts):  # all blocks but the last are full
-        short = (-chains.end[thread, part]) & (BLOCK - 1)
-        chains.rows[thread, part] = chains.blocks[thread, part] * BLOCK - short
+        short = (-ends[END, part]) & (BLOCK - 1)
+        ends[ROWS, part] = ends[BLOCKS, part] * BLOCK - short
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -74,14 +78,13 @@ def _append(
     keys: NDArray[np.int64],
     n: Whole,
     shift: Whole,
-    chains: Chains,
-    thread: Whole,
+    ends: NDArray[np.int64],
+    following: NDArray[np.int32],
     block: Whole,
     at: NDArray[np.int64],
 ) -> Whole:
     """Where the records of ``n`` keys go, into ``at``; returns the next block that is free."""
-    first, last = chains.first[thread], chains.last[thread]
-    blocks, end, following = chains.blocks[thread], chains.end[thread], chains.following
+    first, last, blocks, end = ends[HEAD], ends[TAIL], ends[BLOCKS], ends[END]
     current, place = keys[0] >> shift, end[keys[0] >> shift]
     for i in range(n):
         part = keys[i] >> shift

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -24,23 +24,32 @@ _LINE = 64
 """Arrays that wait for use begin with a line of the cache, so that rows of 64 bytes are one line each."""
 
 
+class _Block(NamedTuple):
+    """Memory, its size in bytes, and what tells numpy where it lies, which takes long to find out."""
+
+    memory: NDArray[np.uint8]
+    size: int
+    interface: dict[str, Any]
+
+
 class _Pool(threading.local):
     """A thread's blocks that wait, the latest last, and their bytes."""
 
     def __init__(self) -> None:
-        self.blocks: list[NDArray[np.uint8]] = []
+        self.blocks: list[_Block] = []
         self.bytes, self.most = 0, _KEPT
 
-    def find(self, size: int) -> NDArray[np.uint8]:
+    def find(self, size: int) -> _Block:
         """The latest block of a size, or a new one."""
         for i in range(len(self.blocks) - 1, -1, -1):
             if self.blocks[i].size == size:
                 self.bytes -= size
                 return self.blocks.pop(i)
-        block = np.empty(size + _LINE, np.uint8)
-        return block[-block.ctypes.data % _LINE :][:size]
+        memory = np.empty(size + _LINE, np.uint8)
+        memory = memory[-memory.ctypes.data % _LINE :][:size]
+        return _Block(memory, size, memory.__array_interface__)
 
-    def keep(self, block: NDArray[np.uint8]) -> None:
+    def keep(self, block: _Block) -> None:
         """Let a block wait. No global is used: where a process ends they may be gone before this."""
         self.blocks.append(block)
         self.bytes += block.size
@@ -82,7 +91,7 @@ class _Lease:
         step = 1 << (n.bit_length() - 3)
         self._pool = _pool
         self._block = _pool.find(-(-n // step) * step)
-        self.__array_interface__ = self._block.__array_interface__
+        self.__array_interface__ = self._block.interface
 
     def __del__(self) -> None:
         self._pool.keep(self._block)

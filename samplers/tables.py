@@ -24,11 +24,18 @@ BLOCK = 64
 FIRST, NEAREST, RANDOM = range(3)
 """How a row is picked for its cell: the first, the nearest to the centre, the one with the least hash."""
 
-KEY, COUNT, ROW, WEIGHT, X, Y, Z = range(7)
-"""Columns of a table's lines."""
+X, Y, Z = range(3)
+"""Columns of a cell's sums."""
 
-WORDS = 8
-"""Words of a cell's sums: a line of the cache."""
+COUNT, ROW = 6, 7
+"""Columns of a cell's sums, seen as numbers of 32 bits."""
+
+BITS, BEFORE = range(2)
+"""Columns of words of bits, one for each of 64 keys: which are taken, and how many are in words before."""
+
+HEAD, TAIL, BLOCKS, ROWS, END = range(5)
+"""What is known of a chain: its first block, its last, how many blocks, how many records, and where the next
+record goes: a multiple of 64 where that takes a new block."""
 
 
 class Where(NamedTuple):
@@ -50,6 +57,8 @@ class Where(NamedTuple):
     """(n,): each row's key, where the box has too many cells to number and those taken are; else (0,)."""
     taken: NDArray[np.int64]
     """(keys, 3): the cells that such keys stand for; else (0, 3)."""
+    keys: int
+    """How many keys there are."""
     row_bits: int
     """Bits of a row: a key and a row, or a cell as it came up, share a word."""
 
@@ -63,19 +72,6 @@ class Picking(NamedTuple):
     """(n,): the rows' numbers that are hashed; (0,) where they are 0 to n."""
 
 
-class Sums(NamedTuple):
-    """A hash table of cells and what is known of each, while rows are added."""
-
-    slots: NDArray[np.uint32]
-    """(a power of two,): cells by the hash of their key."""
-    cells: NDArray[np.int64]
-    """(cells, 8), as they came up: what a table's lines have, all of it."""
-    lanes: NDArray[np.float64]
-    """(cells, w): sums of the lanes."""
-    words: NDArray[np.int64]
-    """(2, cells): each cell's key, shifted left, and its number, to be sorted; and scratch."""
-
-
 class Chains(NamedTuple):
     """Records by partition, as chains of blocks.
 
@@ -85,29 +81,22 @@ class Chains(NamedTuple):
 
     records: NDArray[np.int64]
     """(blocks * 64, 2 + words of lanes)."""
-    lanes: NDArray[np.float32]
-    """The same memory, (blocks * 64, 4 + lanes)."""
     following: NDArray[np.int32]
     """(blocks,): the next block of the chain."""
-    first: NDArray[np.int64]
-    """(threads, partitions): the first block of each chain."""
-    last: NDArray[np.int64]
-    """(threads, partitions): the last block."""
-    blocks: NDArray[np.int64]
-    """(threads, partitions): how many blocks; 0 where it has none."""
-    rows: NDArray[np.int64]
-    """(threads, partitions): how many records."""
-    end: NDArray[np.int64]
-    """(threads, partitions): where the next record goes; a multiple of 64 where that takes a new block."""
+    ends: NDArray[np.int64]
+    """(5, threads, partitions): what is known of each chain."""
 
 
 class Table(NamedTuple):
     """Cells of some partitions, sorted: m of them."""
 
-    lines: NDArray[np.int64]
-    """(m, 3) or (m, 7): the key, a place in the box of cells, z fastest, or the number of a cell where those
-    taken are numbered; how many rows; the row that stands for the cell, of those that were grouped. Where
-    asked for, also its weight, and sums of the places inside the cell, in steps of edge / 2^21."""
+    key: NDArray[np.int64]
+    """(m,): a place in the box of cells, z fastest, or, where those taken are numbered, the number."""
+    sums: NDArray[np.int64]
+    """(m, 4): sums of the places inside the cell, in steps of edge / 2^21; then, in 32 bits each, how many
+    rows, and the row that stands for the cell, of those that were grouped."""
+    weight: NDArray[np.int64]
+    """(m,): the weight of that row, where one is picked by it; else (0,)."""
     mean: NDArray[np.float32]
     """(m, 3) for "centroid": mean of the rows, relative to the grid's origin; else (0, 3)."""
     lanes: NDArray[np.float64]

@@ -24,7 +24,7 @@ from .threads import threads_for
 
 log = logging.getLogger(__name__)
 
-_SMALLEST = np.finfo(np.float64).tiny  # the reciprocals of those below may be infinite
+_SMALLEST = float(np.finfo(np.float64).tiny)  # the reciprocals of those below may be infinite
 
 _ROWS_A_THREAD = 100_000
 """With fewer a thread costs more than it saves."""
@@ -130,7 +130,8 @@ def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:
     """The grid that the arguments of `voxel` describe; UsageError where they cannot."""
     if pick not in PICKS:
         raise UsageError("voxel", f"pick is {pick!r}", f"choose one of {', '.join(PICKS)}")
-    if isinstance(size, bool) or not (isinstance(size, Real) and _SMALLEST <= float(size) < np.inf):
+    known = type(size) is float or (isinstance(size, Real) and not isinstance(size, bool))  # `Real` is slow
+    if not (known and _SMALLEST <= float(size) < math.inf):
         raise UsageError("voxel", f"size is {size!r}", "give a length above 0, in the unit of xyz")
     edge = float(size)
     return Grid(edge, _corner(origin, 0.0, "origin"), _corner(grid_origin, -edge / 1024, "grid_origin"))
@@ -150,6 +151,8 @@ def _corner(value: Any, default: float, name: str) -> Triple:
 
 def chosen(fields: Mapping[str, Any], reduce: Mapping[str, Reduction], n: int) -> Chosen:
     """Each field as an array, and its reduction."""
+    if not fields and not reduce:
+        return {}
     for name, given in (("fields", fields), ("reduce", reduce)):
         if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
             raise UsageError("voxel", f"{name} is {type(given).__name__}", "give a mapping from names")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..metrics import stage_rows
+from ..processes import peak_bytes
 from .flops import step_flops
 from .learner import Learner
 from .mesh import AXES
@@ -100,4 +100,4 @@ def _peak_bytes(device: torch.device) -> int:
     """The most memory that was in use: the device's, or this process's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_bytes()
