@@ -46,10 +46,10 @@ def stage_rows(stages: Sequence[Stage], n: int, cloud: str) -> list[dict[str, An
 def voxel_stages(n: int, m: int, fields: int, whole_ms: float, parts: Mapping[str, float]) -> list[Stage]:
     """Of a voxel grid of ``n`` rows and ``m`` cells on one thread: the whole, and ``parts``, kernels' times.
 
-    A record is two words and the fields, two to a word; a cell is three words, its mean and its fields.
+    A record is two words and the fields, two to a word; a cell is five words, its mean and its fields.
     """
     row, record = 4 * (3 + fields), 16 + 8 * -(-fields // 2)
-    cells = m * (24 + row + 4 * fields)
+    cells = m * (40 + row + 4 * fields)
     name = f"voxel, {fields} fields" if fields else "voxel"
     traffic = {
         "bounds": (n * 12, 0),

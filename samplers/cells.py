@@ -54,8 +54,12 @@ def group_chains(
     start: Whole,
     stop: Whole,
     table: Table,
-) -> Whole:
-    """Fill in ``table`` for the partitions [start, stop); returns how many cells."""
+    means: bool,
+) -> tuple[Whole, NDArray[np.float32]]:
+    """Fill in ``table`` for the partitions [start, stop); returns how many cells, and means of their rows.
+
+    The means are float32 (m, 3), relative to the grid's origin, or (0, 3) where none are asked for.
+    """
     records, lines = chains.records, chains.records.view(np.float32)
     sums, counters, width = table.sums, table.sums.view(np.uint32), table.lanes.shape[1]
     runs, words, order, owners = _room(chains, start, stop)
@@ -73,9 +77,10 @@ def group_chains(
             if picking.mode != FIRST:
                 _pick(some, where.row_bits, picking, cells, counters[m:last], table.weight[m:last])
         m = last
-    if len(table.mean):
-        _mean(table, m, where)
-    return m
+    mean = np.empty((m if means else 0, 3), np.float32)
+    if means:
+        _mean(table, where, mean)
+    return m, mean
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -338,12 +343,12 @@ def _pick(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _mean(table: Table, m: Whole, where: Where) -> None:
-    """Write the means of ``m`` cells.
+def _mean(table: Table, where: Where, mean: NDArray[np.float32]) -> None:
+    """Write the means of cells.
 
     A key below 2^51 and a half, times a reciprocal, is never rounded to the next whole number.
     """
-    counters, keys, mean = table.sums.view(np.uint32), table.key, table.mean
+    counters, keys, m = table.sums.view(np.uint32), table.key, len(mean)
     size, width_y, width_z, taken = where.size, where.width_y, where.width_z, where.taken
     one_y, one_z = 1.0 / width_y, 1.0 / width_z
     ox, oy, oz = where.origin

@@ -6,8 +6,7 @@ import logging
 import operator
 import os
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """Bytes that this machine has."""
 
 
-@dataclass(frozen=True)
-class Cloud:
+class Cloud(NamedTuple):
     """A cloud that passed the gate.
 
     ``xyz``: float32 or float64 (n, 3), C order, native bytes. ``rows``: int64, the rows whose coordinates

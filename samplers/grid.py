@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -26,8 +25,7 @@ _FINE = 2.0**18
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """Cells of edge ``size`` with a corner at ``corner``; points are relative to ``origin``."""
 
     size: float
@@ -74,8 +72,7 @@ class Grid:
         return (x + ox - cx) / size, (y + oy - cy) / size, (z + oz - cz) / size
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """Cells of a grid: ``low``, the lowest cell numbers; ``shape``, how many on each axis.
 
     ``near``: up to there from a cell's middle, in edges, a product with an edge's reciprocal tells the cell.

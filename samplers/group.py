@@ -49,7 +49,7 @@ _KEY_BITS = 51  # more do not fit a float with a half
 _WORD_BITS = 63  # of a key within its partition, beside a row
 
 _MODES = {"nearest": NEAREST, "random": RANDOM}
-_WORD, _INDEX, _SUM, _MEAN = map(np.dtype, ("i8", "i4", "f8", "f4"))
+_WORD, _INDEX, _SUM = map(np.dtype, ("i8", "i4", "f8"))
 _NONE, _NO_CELLS = np.empty(0, np.int64), np.empty((0, 3), np.int64)
 _FIRST = Picking(FIRST, np.uint64(0), _NONE)
 
@@ -60,7 +60,8 @@ class Groups:
 
     ``n``, ``rows``: how many rows there are, and which of them were grouped, int64, or None for all.
     ``shift``: bits of a key within its partition. ``tables``: one for each thread, and how many cells it has;
-    ``spans``: which partitions they are of.
+    ``spans``: which partitions they are of. ``mean``: means of the rows, float32 (m, 3), for the pick
+    "centroid".
     """
 
     n: int
@@ -71,14 +72,10 @@ class Groups:
     shift: int
     tables: list[tuple[Table, int]]
     spans: list[tuple[int, int]]
+    mean: NDArray[np.float32]
 
     def __len__(self) -> int:
         return sum(m for _, m in self.tables)
-
-    @property
-    def mean(self) -> NDArray[np.float32]:
-        """float32 (m, 3): means of the rows, for the pick "centroid"."""
-        return self._of_all(lambda table: table.mean)
 
     @property
     def lanes(self) -> NDArray[np.float64]:
@@ -180,29 +177,31 @@ def group(
     key = draw.key("voxel", seed) if pick == "random" else 0
     picking = Picking(_MODES[pick], np.uint64(key), names) if pick in _MODES else _FIRST
     records = _chains_room(len(points), parts, threads, len(lanes))
-    cells = partial(_table_room, pick in _MODES, pick == "centroid", len(lanes))
+    cells = partial(_table_room, pick in _MODES, len(lanes))
+    means = pick == "centroid"
 
     if threads == 1:  # one piece of memory: at small clouds every call is felt
         memory = scratch.carve(*records, *cells(len(points)))
-        chains, table, spans = Chains(*memory[:3]), Table(*memory[3:]), [(0, parts)]
+        chains, table = Chains(*memory[:3]), Table(*memory[3:])
         scatter(points, where, lanes, shift, chains, 0, len(points), 0, 0)
-        tables = [(table, group_chains(chains, where, shift, picking, 0, parts, table))]
-    else:
-        chains = Chains(*scratch.carve(*records))
-        cuts = [len(points) * t // threads for t in range(threads + 1)]
-        blocks = len(chains.following) // threads
-        each(
-            partial(scatter, points, where, lanes, shift, chains),
-            [(a, b, t, t * blocks) for t, (a, b) in enumerate(itertools.pairwise(cuts))],
-        )
-        shares = _shares(chains.ends[ROWS], len(points))
-        calls = [
-            (a, b, Table(*scratch.carve(*cells(most)))) for a, b, most in shares
-        ]  # on a thread that lasts
-        found = each(partial(group_chains, chains, where, shift, picking), calls)
-        tables = [(table, m) for (*_, table), m in zip(calls, found, strict=True)]
-        spans = [(a, b) for a, b, _ in shares]
-    return Groups(n, rows, box, where, chains, shift, tables, spans)
+        m, mean = group_chains(chains, where, shift, picking, 0, parts, table, means)
+        return Groups(n, rows, box, where, chains, shift, [(table, m)], [(0, parts)], mean)
+
+    chains = Chains(*scratch.carve(*records))
+    cuts = [len(points) * t // threads for t in range(threads + 1)]
+    blocks = len(chains.following) // threads
+    each(
+        partial(scatter, points, where, lanes, shift, chains),
+        [(a, b, t, t * blocks) for t, (a, b) in enumerate(itertools.pairwise(cuts))],
+    )
+    shares = _shares(chains.ends[ROWS], len(points))
+    calls = [  # memory is taken on this thread, which lasts
+        (a, b, Table(*scratch.carve(*cells(most))), means) for a, b, most in shares
+    ]
+    found = each(partial(group_chains, chains, where, shift, picking), calls)
+    tables = [(call[2], m) for call, (m, _) in zip(calls, found, strict=True)]
+    mean = np.concatenate([mean for _, mean in found])
+    return Groups(n, rows, box, where, chains, shift, tables, [(a, b) for a, b, _ in shares], mean)
 
 
 def _where(points: NDArray[Any], box: Box, threads: int, lanes: int) -> tuple[Where, int, int]:
@@ -229,15 +228,12 @@ def _chains_room(rows: int, parts: int, threads: int, lanes: int) -> Room:
     return ((blocks * BLOCK, 2 + lanes // 2), _WORD), ((blocks,), _INDEX), ((5, threads, parts), _WORD)
 
 
-def _table_room(weights: bool, mean: bool, lanes: int, most: int) -> Room:
+def _table_room(weights: bool, lanes: int, most: int) -> Room:
     """Of a table of at most so many cells."""
-    return (
-        ((most,), _WORD),
-        ((most, 4), _WORD),
-        ((most if weights else 0,), _WORD),
-        ((most if mean else 0, 3), _MEAN),
-        ((most if lanes else 0, lanes), _SUM),
-    )
+    sums = ((most,), _WORD), ((most, 4), _WORD)
+    if not weights and not lanes:
+        return sums
+    return *sums, ((most if weights else 0,), _WORD), ((most, lanes), _SUM)
 
 
 def _shares(count: NDArray[np.int64], rows: int) -> list[tuple[int, int, int]]:

@@ -95,9 +95,7 @@ class Table(NamedTuple):
     sums: NDArray[np.int64]
     """(m, 4): sums of the places inside the cell, in steps of edge / 2^21; then, in 32 bits each, how many
     rows, and the row that stands for the cell, of those that were grouped."""
-    weight: NDArray[np.int64]
+    weight: NDArray[np.int64] = np.empty(0, np.int64)
     """(m,): the weight of that row, where one is picked by it; else (0,)."""
-    mean: NDArray[np.float32]
-    """(m, 3) for "centroid": mean of the rows, relative to the grid's origin; else (0, 3)."""
-    lanes: NDArray[np.float64]
-    """(m, w): sums of the lanes."""
+    lanes: NDArray[np.float64] = np.empty((0, 0))
+    """(m, w): sums of the lanes; (0, 0) where there are none."""
