@@ -98,7 +98,7 @@ class VoxelAccumulator:
         named = chosen(fields or {}, self._reduce, len(cloud.xyz))
         self._check(named)
         how = self._pick, self._seed, self._threads
-        groups = grouped(cloud, self._grid, named, *how, start=first)
+        groups = grouped(cloud, self._grid, *how, start=first, tell=bool(named))
         self._parts.append(self._cells(cloud, groups, named, first))
         self._tensor |= cloud.tensor
         self._chunks, self._next, self._edges = self._chunks + 1, end, edges

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .fields import Reduction
 from .grid import starts_of
 from .group import Groups
-from .merge import LARGEST_SUM, Chosen, mean_of, rides, rows_by_cell, too_large, totals, unit_of
+from .merge import LARGEST_SUM, Chosen, mean_of, rows_by_cell, too_large, totals, unit_of
 
 Column: TypeAlias = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]
 """Cells, values and how often each occurs there."""
@@ -123,30 +123,19 @@ Part = Kept | Sums | Votes
 
 def part_of(fields: Chosen, groups: Groups) -> Iterator[tuple[str, Any]]:
     """What a chunk's rows add to each field, by its name."""
-    lanes, at = groups.lanes, 0
     for name, (values, how) in fields.items():
         width = int(np.prod(values.shape[1:]))
         kept = values[groups.index]
         kept = kept.astype(kept.dtype.newbyteorder("="), copy=False)
         if how == "first" or not width:
             yield name, Kept(kept)
-            continue
-        if rides(values, how):
-            sums = lanes[:, at : at + width]
-            sums = sums.astype(np.int64) if values.dtype.kind in "iu" else sums.copy()
-            at += width
-            yield name, Sums(name, how, sums, np.zeros(sums.shape), kept)
-            continue
-        rows = rows_by_cell(values, groups)
-        if how == "majority":
+        elif how == "majority":
+            rows = rows_by_cell(values, groups)
             cells, ones = np.repeat(np.arange(len(groups)), groups.count), np.ones(len(rows), np.int64)
             yield name, Votes([_counted(cells, rows[:, w], ones) for w in range(width)], kept)
-        elif len(groups):
-            sums = totals(name, rows, groups.starts)
-            yield name, Sums(name, how, sums, np.zeros(sums.shape), kept)
         else:
-            kind = np.int64 if values.dtype.kind in "iu" else np.float64
-            yield name, Sums(name, how, np.zeros((0, width), kind), np.zeros((0, width)), kept)
+            sums = totals(name, values, groups)
+            yield name, Sums(name, how, sums, np.zeros(sums.shape), kept)
 
 
 def _counted(cells: NDArray[np.int64], values: NDArray[Any], counts: NDArray[np.int64]) -> Column:

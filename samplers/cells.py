@@ -6,7 +6,6 @@ below its own: that is the rank of Jacobson, "Space-efficient static trees and g
 sparse the records' keys are sorted. Partitions keep the order of cells, so one after the other is sorted too.
 
 Sums of places are of whole numbers: neither the order of rows nor the number of threads can change them.
-Those of fields are float64, and records come in the order of rows whatever the threads.
 """
 
 from __future__ import annotations
@@ -55,13 +54,14 @@ def group_chains(
     stop: Whole,
     table: Table,
     means: bool,
+    owner: NDArray[np.uint32],
 ) -> tuple[Whole, NDArray[np.float32]]:
     """Fill in ``table`` for the partitions [start, stop); returns how many cells, and means of their rows.
 
     The means are float32 (m, 3), relative to the grid's origin, or (0, 3) where none are asked for.
+    ``owner``: (rows,), where each row's cell is written, or (0,).
     """
-    records, lines = chains.records, chains.records.view(np.float32)
-    sums, counters, width = table.sums, table.sums.view(np.uint32), table.lanes.shape[1]
+    records, sums, counters = chains.records, table.sums, table.sums.view(np.uint32)
     runs, words, order, owners = _room(chains, start, stop)
     m: Whole = 0
     for part in range(start, stop):
@@ -72,10 +72,10 @@ def group_chains(
             first, end, before = runs[r, 0], runs[r, 1], runs[r, 2]
             some, cells = records[first:end], owners[before : before + end - first]
             _add_rows(some, where.row_bits, cells, sums[m:last], counters[m:last])
-            for four in range(0, width, 4):
-                _add_lanes(lines[first:end], four, cells, table.lanes[m:last])
             if picking.mode != FIRST:
                 _pick(some, where.row_bits, picking, cells, counters[m:last], table.weight[m:last])
+            if len(owner):
+                _tell(some, where.row_bits, cells, m, owner)
         m = last
     mean = np.empty((m if means else 0, 3), np.float32)
     if means:
@@ -91,20 +91,32 @@ def invert(
     start: Whole,
     stop: Whole,
     before: Whole,
-    out: NDArray[np.int64],
+    owner: NDArray[np.uint32],
 ) -> None:
     """Write each row's cell for the partitions [start, stop), counted from ``before`` on."""
-    records, row_mask = chains.records, (np.int64(1) << where.row_bits) - 1
     runs, words, order, owners = _room(chains, start, stop)
     keys = np.empty(len(owners), np.int64)
     for part in range(start, stop):
         count = _runs(chains, part, runs)
-        found = _number(records, runs[:count], part, where, shift, words, order, owners, keys)
+        found = _number(chains.records, runs[:count], part, where, shift, words, order, owners, keys)
         for r in range(count):
-            some, cells = records[runs[r, 0] : runs[r, 1]], owners[runs[r, 2] :]
-            for i in range(len(some)):
-                out[some[i, 0] & row_mask] = before + cells[i]
+            some = chains.records[runs[r, 0] : runs[r, 1]]
+            _tell(some, where.row_bits, owners[runs[r, 2] :], before, owner)
         before += found
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _tell(
+    some: NDArray[np.int64],
+    row_bits: Whole,
+    cells: NDArray[np.uint32],
+    before: Whole,
+    owner: NDArray[np.uint32],
+) -> None:
+    """Write each row's cell, counted from ``before`` on."""
+    row_mask = (np.int64(1) << row_bits) - 1
+    for i in range(len(some)):
+        owner[some[i, 0] & row_mask] = before + cells[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -279,8 +291,6 @@ def _clear(table: Table, m: Whole, last: Whole) -> None:
         counters[c, ROW] = _LAST_ROW
     if len(table.weight):
         table.weight[m:last] = _HEAVIEST
-    if table.lanes.shape[1]:
-        table.lanes[m:last] = 0.0
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -300,20 +310,6 @@ def _add_rows(
         sums[c, Z] += place & _PLACE
         counters[c, COUNT] += np.uint32(1)
         counters[c, ROW] = min(counters[c, ROW], row)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _add_lanes(
-    lines: NDArray[np.float32], four: Whole, cells: NDArray[np.uint32], sums: NDArray[np.float64]
-) -> None:
-    """Add four lanes of records to the sums of their cells; written out, they are added side by side."""
-    for i in range(len(lines)):
-        c = cells[i]
-        x = sums[c, four] + np.float64(lines[i, 4 + four])
-        y = sums[c, four + 1] + np.float64(lines[i, 5 + four])
-        z = sums[c, four + 2] + np.float64(lines[i, 6 + four])
-        w = sums[c, four + 3] + np.float64(lines[i, 7 + four])
-        sums[c, four], sums[c, four + 1], sums[c, four + 2], sums[c, four + 3] = x, y, z, w
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -42,15 +42,17 @@ PICKS: tuple[Pick, ...] = get_args(Pick)
 Room = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 """Shapes and dtypes of arrays."""
 
-_DIRECT = 1 << 18  # rows; so many cells and their slots still fit the second-level cache
-_MOST_PARTITIONS, _MOST_WIDE = 10, 7  # bits; of each a line is being written, which must stay in the cache
+_DIRECT, _DIRECT_SPARSE = 1 << 19, 1 << 16
+"""Most rows that one partition is best for, as measured, where keys are dense and where they are sorted."""
+
+_MOST_PARTITIONS = 10  # bits; of each a line is being written, which must stay in the cache
 _ROWS_A_PARTITION = 4096
 _KEY_BITS = 51  # more do not fit a float with a half
 _WORD_BITS = 63  # of a key within its partition, beside a row
 
 _MODES = {"nearest": NEAREST, "random": RANDOM}
-_WORD, _INDEX, _SUM = map(np.dtype, ("i8", "i4", "f8"))
-_NONE, _NO_CELLS = np.empty(0, np.int64), np.empty((0, 3), np.int64)
+_WORD, _INDEX = np.dtype(np.int64), np.dtype(np.int32)
+_NONE, _NO_CELLS, _UNTOLD = np.empty(0, np.int64), np.empty((0, 3), np.int64), np.empty(0, np.uint32)
 _FIRST = Picking(FIRST, np.uint64(0), _NONE)
 
 
@@ -61,7 +63,7 @@ class Groups:
     ``n``, ``rows``: how many rows there are, and which of them were grouped, int64, or None for all.
     ``shift``: bits of a key within its partition. ``tables``: one for each thread, and how many cells it has;
     ``spans``: which partitions they are of. ``mean``: means of the rows, float32 (m, 3), for the pick
-    "centroid".
+    "centroid". ``told``: the cell of each row, if that was asked for at once.
     """
 
     n: int
@@ -73,17 +75,10 @@ class Groups:
     tables: list[tuple[Table, int]]
     spans: list[tuple[int, int]]
     mean: NDArray[np.float32]
+    told: NDArray[np.uint32] | None
 
     def __len__(self) -> int:
         return sum(m for _, m in self.tables)
-
-    @property
-    def lanes(self) -> NDArray[np.float64]:
-        """float64 (m, w): sums of the lanes, which may not be in memory of their own."""
-        if len(self.tables) == 1:
-            table, m = self.tables[0]
-            return table.lanes[:m]
-        return self._of_all(lambda table: table.lanes)
 
     @property
     def weight(self) -> NDArray[np.int64]:
@@ -119,19 +114,26 @@ class Groups:
         return self.picked if self.rows is None else self.rows[self.picked]
 
     @lazy
-    def inverse(self) -> NDArray[np.int64]:
-        """int64 (n,): the cell of each row, an index into the others; -1 for rows that were not grouped."""
-        grouped = np.empty(self.n if self.rows is None else len(self.rows), np.int64)
+    def owner(self) -> NDArray[np.uint32]:
+        """uint32: the cell of each row that was grouped, an index into the others."""
+        if self.told is not None:
+            return self.told
+        owner = np.empty(len(self.rows) if self.rows is not None else self.n, np.uint32)
         before, calls = 0, []
         for (_, m), (a, b) in zip(self.tables, self.spans, strict=True):
-            calls.append((a, b, before, grouped))
+            calls.append((a, b, before, owner))
             before += m
         each(partial(invert, self.chains, self.where, self.shift), calls)
+        return owner
+
+    @lazy
+    def inverse(self) -> NDArray[np.int64]:
+        """int64 (n,): the same of every row; -1 for those that were not grouped."""
         if self.rows is None:
-            return grouped
-        every = np.full(self.n, -1, np.int64)
-        every[self.rows] = grouped
-        return every
+            return self.owner.astype(np.int64)
+        inverse = np.full(self.n, -1, np.int64)
+        inverse[self.rows] = self.owner
+        return inverse
 
     @lazy
     def starts(self) -> NDArray[np.int64]:
@@ -140,10 +142,10 @@ class Groups:
 
     @lazy
     def order(self) -> NDArray[np.int64]:
-        """The rows in the order of cells; rows of one cell in their own."""
-        order = np.empty(int(self.starts[-1]), np.int64)
-        _by_cell(self.inverse, self.starts[:-1].copy(), order)
-        return order
+        """int64: the rows in the order of cells; rows of one cell in their own."""
+        order = np.empty(len(self.owner), np.int64)
+        _by_cell(self.owner, self.starts[:-1].copy(), order)
+        return order if self.rows is None else self.rows[order]
 
     def _of_all(
         self, column: Callable[[Table], NDArray[Any]], dtype: DTypeLike | None = None
@@ -155,61 +157,65 @@ class Groups:
 def group(
     points: NDArray[Any],
     box: Box,
-    lanes: NDArray[np.float32],
     n: int,
     rows: NDArray[np.int64] | None = None,
     *,
     pick: Pick,
     seed: int = 0,
     start: int = 0,
+    tell: bool = False,
     threads: int = 1,
 ) -> Groups:
-    """Group points in a box, float32 or float64 (n, 3) in C order, with ``lanes`` (w, n), w a multiple of 4.
+    """Group points in a box, float32 or float64 (n, 3) in C order.
 
     ``n``, ``rows``: how many rows there are, and which of them the points are, or None for all. ``seed``: for
-    the pick "random", whose hash is one of the seed and the row, counted from ``start``.
+    the pick "random", whose hash is one of the seed and the row, counted from ``start``. ``tell``: whether
+    the cell of each row will be asked for.
     """
-    where, bits, apart = _where(points, box, threads, len(lanes))
+    where, bits, apart = _where(points, box, threads)
     shift, parts = bits - apart, 1 << apart
     names = _NONE
     if pick == "random" and (rows is not None or start):
         names = start + (np.arange(n) if rows is None else rows)
     key = draw.key("voxel", seed) if pick == "random" else 0
     picking = Picking(_MODES[pick], np.uint64(key), names) if pick in _MODES else _FIRST
-    records = _chains_room(len(points), parts, threads, len(lanes))
-    cells = partial(_table_room, pick in _MODES, len(lanes))
-    means = pick == "centroid"
+    records, cells = _chains_room(len(points), parts, threads), partial(_table_room, pick in _MODES)
+    means, owner = pick == "centroid", _UNTOLD
 
     if threads == 1:  # one piece of memory: at small clouds every call is felt
         memory = scratch.carve(*records, *cells(len(points)))
         chains, table = Chains(*memory[:3]), Table(*memory[3:])
-        scatter(points, where, lanes, shift, chains, 0, len(points), 0, 0)
-        m, mean = group_chains(chains, where, shift, picking, 0, parts, table, means)
-        return Groups(n, rows, box, where, chains, shift, [(table, m)], [(0, parts)], mean)
+        scatter(points, where, shift, chains, 0, len(points), 0, 0)
+        if tell:
+            owner = scratch.take(len(points), np.uint32)
+        m, mean = group_chains(chains, where, shift, picking, 0, parts, table, means, owner)
+        tables, spans = [(table, m)], [(0, parts)]
+        return Groups(n, rows, box, where, chains, shift, tables, spans, mean, owner if tell else None)
 
     chains = Chains(*scratch.carve(*records))
     cuts = [len(points) * t // threads for t in range(threads + 1)]
     blocks = len(chains.following) // threads
     each(
-        partial(scatter, points, where, lanes, shift, chains),
+        partial(scatter, points, where, shift, chains),
         [(a, b, t, t * blocks) for t, (a, b) in enumerate(itertools.pairwise(cuts))],
     )
     shares = _shares(chains.ends[ROWS], len(points))
     calls = [  # memory is taken on this thread, which lasts
-        (a, b, Table(*scratch.carve(*cells(most))), means) for a, b, most in shares
+        (a, b, Table(*scratch.carve(*cells(most))), means, owner) for a, b, most in shares
     ]
     found = each(partial(group_chains, chains, where, shift, picking), calls)
     tables = [(call[2], m) for call, (m, _) in zip(calls, found, strict=True)]
-    mean = np.concatenate([mean for _, mean in found])
-    return Groups(n, rows, box, where, chains, shift, tables, [(a, b) for a, b, _ in shares], mean)
+    mean, spans = np.concatenate([mean for _, mean in found]), [(a, b) for a, b, _ in shares]
+    return Groups(n, rows, box, where, chains, shift, tables, spans, mean, None)
 
 
-def _where(points: NDArray[Any], box: Box, threads: int, lanes: int) -> tuple[Where, int, int]:
+def _where(points: NDArray[Any], box: Box, threads: int) -> tuple[Where, int, int]:
     """What kernels are told of the grid, the bits of a key, and how many of them tell partitions apart."""
     row_bits, bits, apart = max(len(points) - 1, 63).bit_length(), (box.cells - 1).bit_length(), 0
-    if len(points) > _DIRECT or threads > 1:
-        most = _MOST_WIDE if lanes else _MOST_PARTITIONS
-        apart = min(most, (len(points) // _ROWS_A_PARTITION).bit_length() - 1, bits)
+    dense = box.cells <= 64 * len(points)  # as `cells` decides it
+    if threads > 1 or len(points) > (_DIRECT if dense else _DIRECT_SPARSE):
+        parts = max(len(points) // _ROWS_A_PARTITION, 1)
+        apart = min(_MOST_PARTITIONS, parts.bit_length() - 1, bits)
     known, taken = _NONE, _NO_CELLS
     if bits > _KEY_BITS or bits - apart + row_bits > _WORD_BITS:
         known, taken = _numbered(points, box.grid)
@@ -221,19 +227,16 @@ def _where(points: NDArray[Any], box: Box, threads: int, lanes: int) -> tuple[Wh
     return where, bits, apart
 
 
-def _chains_room(rows: int, parts: int, threads: int, lanes: int) -> Room:
+def _chains_room(rows: int, parts: int, threads: int) -> Room:
     """Of chains: every partition of a thread may have one block that is not full."""
     a_thread = -(-rows // threads)
     blocks = threads * (a_thread // BLOCK + min(a_thread, parts) + 1)
-    return ((blocks * BLOCK, 2 + lanes // 2), _WORD), ((blocks,), _INDEX), ((5, threads, parts), _WORD)
+    return ((blocks * BLOCK, 2), _WORD), ((blocks,), _INDEX), ((5, threads, parts), _WORD)
 
 
-def _table_room(weights: bool, lanes: int, most: int) -> Room:
+def _table_room(weights: bool, most: int) -> Room:
     """Of a table of at most so many cells."""
-    sums = ((most,), _WORD), ((most, 4), _WORD)
-    if not weights and not lanes:
-        return sums
-    return *sums, ((most if weights else 0,), _WORD), ((most, lanes), _SUM)
+    return ((most,), _WORD), ((most, 4), _WORD), ((most if weights else 0,), _WORD)
 
 
 def _shares(count: NDArray[np.int64], rows: int) -> list[tuple[int, int, int]]:
@@ -255,10 +258,9 @@ def _numbered(points: NDArray[Any], grid: Grid) -> tuple[NDArray[np.int64], NDAr
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _by_cell(inverse: NDArray[np.int64], at: NDArray[np.int64], order: NDArray[np.int64]) -> None:
+def _by_cell(owner: NDArray[np.uint32], at: NDArray[np.int64], order: NDArray[np.int64]) -> None:
     """Fill in ``order``, the rows cell by cell; ``at``: where those of each cell begin, later stop."""
-    for row in range(len(inverse)):
-        cell = inverse[row]
-        if cell >= 0:
-            order[at[cell]] = row
-            at[cell] += 1
+    for row in range(len(owner)):
+        cell = owner[row]
+        order[at[cell]] = row
+        at[cell] += 1

@@ -1,7 +1,7 @@
 """Merging the rows of each cell, field by field.
 
-Sums of values that float32 holds exactly ride along: such fields are lanes of the records that the
-kernels write and add up. The rows of other fields are gathered in the order of cells.
+Sums are taken column by column in the order of rows, which reads a field from start to end, while the sums of
+one column mostly fit the cache. Only votes are taken of rows gathered in the order of cells.
 """
 
 from __future__ import annotations
@@ -15,74 +15,42 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from . import scratch
 from .fields import Reduction
 from .group import Groups
 
 Chosen = Mapping[str, tuple[NDArray[Any], Reduction]]
 """Fields (n, ...) and how their rows merge."""
 
-_NO_LANES = np.empty((0, 0), np.float32)
-
 LARGEST_SUM = 2.0**61
 """Of whole numbers: the mean takes twice a sum, and that must fit an int64."""
 
 
-def rides(values: NDArray[Any], how: Reduction) -> bool:
-    """Whether the field's sums can be taken from lanes."""
-    exact = (values.dtype.kind in "iu" and values.itemsize <= 2) or (
-        values.dtype.kind == "f" and values.itemsize <= 4
-    )
-    return exact and how in ("mean", "rounded", "unit")
-
-
-def lanes_of(fields: Chosen, rows: NDArray[np.int64] | None, n: int) -> NDArray[np.float32]:
-    """The columns of the fields that ride, of ``rows``, or of all ``n`` where it is None: float32 (w, n).
-
-    They are filled up to a multiple of four, which the kernels add up side by side.
-    """
-    if not fields:
-        return _NO_LANES
-    columns = [
-        values.reshape(len(values), -1).T
-        for values, how in fields.values()
-        if values.size and rides(values, how)
-    ]
-    width, at = sum(map(len, columns)), 0
-    lanes = scratch.take((-(-width // 4) * 4, n), np.float32)
-    lanes[width:] = 0
-    for field in columns:
-        for column in field:
-            lanes[at] = column if rows is None else column[rows]
-            at += 1
-    return lanes
-
-
 def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
     """Each field with one row a cell, (m, ...), and its own dtype."""
-    merged, at, lanes = {}, 0, groups.lanes
-    for name, (values, how) in fields.items():
-        width = values[:1].size
-        if how == "first" or not len(groups) or not width:
-            merged[name] = values[groups.index]
-            continue
-        if rides(values, how):
-            total = lanes[:, at : at + width]
-            at += width
-        else:
-            rows = rows_by_cell(values, groups)
-            total = _winners(rows, groups.starts) if how == "majority" else totals(name, rows, groups.starts)
+    return {name: _merged(name, values, how, groups) for name, (values, how) in fields.items()}
+
+
+def _merged(name: str, values: NDArray[Any], how: Reduction, groups: Groups) -> NDArray[Any]:
+    if how == "first" or not len(groups) or not values[:1].size:
+        return values[groups.index]
+    if how == "majority":
+        merged = _winners(rows_by_cell(values, groups), groups.starts)
+    else:
+        sums = totals(name, values, groups)
         if how == "unit":
-            total = unit_of(total, values[groups.index].reshape(-1, width))
-        elif how != "majority":
-            total = mean_of(total, groups.count[:, None], values.dtype.kind in "iu", how)
-        merged[name] = total.astype(values.dtype).reshape(-1, *values.shape[1:])
-    return merged
+            merged = unit_of(sums, values[groups.index].reshape(sums.shape))
+        else:
+            merged = mean_of(sums, groups.count[:, None], values.dtype.kind in "iu", how)
+    return merged.astype(values.dtype).reshape(-1, *values.shape[1:])
 
 
 def rows_by_cell(values: NDArray[Any], groups: Groups) -> NDArray[Any]:
     """A field's rows in the order of cells, flat, (n, w), and in native byte order."""
-    rows = values[groups.order]
+    return _flat(values[groups.order])
+
+
+def _flat(rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows (n, w) in native byte order."""
     rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     return rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
@@ -95,16 +63,31 @@ def _winners(rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
     return winners
 
 
-def totals(name: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """Sums of sorted rows (n, w) by cell, exact for whole numbers; UsageError for too large ones."""
-    if rows.dtype.kind == "f":
-        sums: NDArray[Any] = _exact_sums(rows.astype(np.float64), starts)
-        return sums
-    most = int(np.diff(starts).max())
-    if rows.dtype.itemsize == 8 and float(np.abs(rows.astype(np.float64)).max()) * most >= LARGEST_SUM:
-        raise too_large(name, rows.dtype)
-    whole: NDArray[np.int64] = np.add.reduceat(rows.astype(np.int64), starts[:-1], axis=0)
-    return whole
+def totals(name: str, values: NDArray[Any], groups: Groups) -> NDArray[Any]:
+    """Sums of a field's rows by cell, (m, w): int64 of whole numbers, else float64.
+
+    Whole numbers are added exactly; UsageError where they are too large for that. Those of up to 32 bits
+    that are not whole are added in float64, larger ones with their rounding errors apart.
+    """
+    rows = np.ascontiguousarray(_flat(values if groups.rows is None else values[groups.rows]))
+    dtype, columns, m, owner = rows.dtype, range(rows.shape[1]), len(groups), groups.owner
+    if dtype.kind in "iu":
+        most = groups.count.max(initial=0)
+        if dtype.itemsize == 8 and np.abs(rows.astype(np.float64)).max(initial=0) * most >= LARGEST_SUM:
+            raise too_large(name, dtype)
+        whole = np.zeros((len(columns), m), np.int64)
+        for column in columns:
+            _add_whole(rows, column, owner, whole[column])
+        return whole.T
+    if dtype.itemsize < 8:
+        rows, sums = rows.astype(np.float32, copy=False), np.zeros((len(columns), m))  # half floats too
+        for column in columns:
+            _add(rows, column, owner, sums[column])
+        return sums.T
+    sums, lost = np.zeros((2, len(columns), m))
+    for column in columns:
+        _add_exactly(rows, column, owner, sums[column], lost[column])
+    return np.where(np.isfinite(sums), sums + lost, sums).T
 
 
 def too_large(name: str, dtype: np.dtype[Any]) -> UsageError:
@@ -131,19 +114,35 @@ def mean_of(total: NDArray[Any], count: NDArray[np.int64], whole: bool, how: Red
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _exact_sums(rows: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums that carry their rounding errors along (Neumaier, 1974): the order of rows hardly matters."""
-    sums = np.empty((len(starts) - 1, rows.shape[1]))
-    for m in range(len(sums)):
-        for c in range(rows.shape[1]):
-            total, lost = 0.0, 0.0
-            for i in range(starts[m], starts[m + 1]):
-                value = rows[i, c]
-                new = total + value
-                lost += (total - new) + value if abs(total) >= abs(value) else (value - new) + total
-                total = new
-            sums[m, c] = total + lost if np.isfinite(total) else total
-    return sums
+def _add(
+    rows: NDArray[np.float32], column: int, owner: NDArray[np.uint32], sums: NDArray[np.float64]
+) -> None:
+    """Add a column of rows to the sums of their cells."""
+    for i in range(len(owner)):
+        sums[owner[i]] += np.float64(rows[i, column])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_whole(rows: NDArray[Any], column: int, owner: NDArray[np.uint32], sums: NDArray[np.int64]) -> None:
+    """The same of whole numbers."""
+    for i in range(len(owner)):
+        sums[owner[i]] += np.int64(rows[i, column])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_exactly(
+    rows: NDArray[np.float64],
+    column: int,
+    owner: NDArray[np.uint32],
+    sums: NDArray[np.float64],
+    lost: NDArray[np.float64],
+) -> None:
+    """The same with rounding errors apart (Neumaier, 1974): the order of rows hardly matters."""
+    for i in range(len(owner)):
+        value, total = rows[i, column], sums[owner[i]]
+        new = total + value
+        lost[owner[i]] += (total - new) + value if abs(total) >= abs(value) else (value - new) + total
+        sums[owner[i]] = new
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

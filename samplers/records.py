@@ -23,7 +23,6 @@ _CHUNK = 256  # rows whose cells are found at once, in the first-level cache
 def scatter(
     points: NDArray[Any],
     where: Where,
-    lanes: NDArray[np.float32],
     shift: Whole,
     chains: Chains,
     start: Whole,
@@ -36,7 +35,7 @@ def scatter(
     axes, cells, steps = _axes(where), np.empty(3 * _CHUNK), np.empty(3 * _CHUNK, np.int64)
     flat = points.reshape(-1)
     within, row_bits = (np.int64(1) << shift) - 1, where.row_bits
-    records, lines, ends = chains.records, chains.records.view(np.float32), chains.ends[:, thread]
+    records, ends = chains.records, chains.ends[:, thread]
     parts, beginning = ends.shape[1], block * BLOCK - start
     ends[:] = 0
     for chunk in range(start, stop, _CHUNK):
@@ -57,12 +56,6 @@ def scatter(
             for i in range(n):
                 some[i, 0] = (keys[i] << row_bits) | (chunk + i)
                 some[i, 1] = places[i]
-            for i in range(n if len(lanes) else 0):
-                at[i] = beginning + chunk + i
-        for four in range(0, len(lanes), 4):
-            for i in range(n):
-                for j in range(four, four + 4):
-                    lines[at[i], 4 + j] = lanes[j, chunk + i]
     if parts == 1:
         count = (stop - start + BLOCK - 1) // BLOCK
         ends[HEAD, 0], ends[BLOCKS, 0], ends[END, 0] = block, count, beginning + stop

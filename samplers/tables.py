@@ -75,12 +75,12 @@ class Picking(NamedTuple):
 class Chains(NamedTuple):
     """Records by partition, as chains of blocks.
 
-    A record is two words and then the row's lanes. The first word is the place of its cell within the
-    partition, shifted left, and the row; the second its place inside the cell, 21 bits an axis.
+    A record is two words: the place of its cell within the partition, shifted left, and the row; and its
+    place inside the cell, 21 bits an axis.
     """
 
     records: NDArray[np.int64]
-    """(blocks * 64, 2 + words of lanes)."""
+    """(blocks * 64, 2)."""
     following: NDArray[np.int32]
     """(blocks,): the next block of the chain."""
     ends: NDArray[np.int64]
@@ -95,7 +95,5 @@ class Table(NamedTuple):
     sums: NDArray[np.int64]
     """(m, 4): sums of the places inside the cell, in steps of edge / 2^21; then, in 32 bits each, how many
     rows, and the row that stands for the cell, of those that were grouped."""
-    weight: NDArray[np.int64] = np.empty(0, np.int64)
+    weight: NDArray[np.int64]
     """(m,): the weight of that row, where one is picked by it; else (0,)."""
-    lanes: NDArray[np.float64] = np.empty((0, 0))
-    """(m, w): sums of the lanes; (0, 0) where there are none."""

@@ -18,7 +18,7 @@ from .fields import Reduction, reduction_of
 from .gate import Cloud, as_array, as_given, checked, is_tensor, whole
 from .grid import Grid
 from .group import PICKS, Groups, Pick, group
-from .merge import Chosen, lanes_of, merge
+from .merge import Chosen, merge
 from .tables import Triple
 from .threads import threads_for
 
@@ -101,7 +101,7 @@ def voxel(
     """
     grid, cloud = grid_of(size, pick, origin, grid_origin), checked(xyz)
     given = chosen(fields or {}, reduce or {}, len(cloud.xyz))
-    groups = grouped(cloud, grid, given, pick, whole(seed, "seed"), threads)
+    groups = grouped(cloud, grid, pick, whole(seed, "seed"), threads, tell=bool(given))
     if pick == "centroid":
         out = groups.mean
     elif pick == "center":
@@ -114,16 +114,12 @@ def voxel(
     return Voxels(as_given(out, cloud.tensor), named, groups, cloud.tensor)
 
 
-def grouped(
-    cloud: Cloud, grid: Grid, fields: Chosen, pick: Pick, seed: int, threads: int | None, **more: Any
-) -> Groups:
-    """The cells of a cloud with the sums of its fields; ``more``: what else `group` takes."""
+def grouped(cloud: Cloud, grid: Grid, pick: Pick, seed: int, threads: int | None, **more: Any) -> Groups:
+    """The cells of a cloud; ``more``: what else `group` takes."""
     points, rows = cloud.finite, cloud.rows
     workers = threads_for(threads, len(points) // _ROWS_A_THREAD)
-    lanes = lanes_of(fields, rows, len(points))
-    n = len(cloud.xyz)
     box = grid.box(cloud.low, cloud.high)
-    return group(points, box, lanes, n, rows, pick=pick, seed=seed, threads=workers, **more)
+    return group(points, box, len(cloud.xyz), rows, pick=pick, seed=seed, threads=workers, **more)
 
 
 def grid_of(size: Any, pick: Any, origin: Any, grid_origin: Any) -> Grid:

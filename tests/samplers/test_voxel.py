@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import sys
 from collections import defaultdict
 from typing import Any
 
@@ -200,6 +201,41 @@ def test_a_row_just_under_an_edge_stays_inside() -> None:
     voxels = voxel(xyz, 1.0, grid_origin=0.0)
     assert voxels.cell.tolist() == [[-1, -1, 0], [-1, 0, 0]]
     np.testing.assert_allclose(voxels.xyz, xyz[[1, 0]], atol=2**-21)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 2500),
+    st.sampled_from([0.02, 0.21, 0.9, 40.0]),  # every row a cell, to all rows one
+    st.sampled_from([0.0, 1e3, 3e7]),
+    st.sampled_from(PICKS),
+    st.sampled_from([1, 2, 3]),
+)
+def test_partitions_change_nothing(
+    seed: int, n: int, size: float, outlier: float, pick: Pick, threads: int
+) -> None:
+    """Those of large clouds on small ones: dense, sparse and empty, beside one that an outlier has alone."""
+    generator = np.random.default_rng(seed)
+    xyz = generator.random((n, 3)) * generator.choice([1.0, 3.0], 3)
+    xyz[generator.integers(0, n, n // 50)] = np.nan
+    if outlier:
+        xyz[generator.integers(0, n)] = outlier
+    fields = {"intensity": generator.random(n, np.float32), "label": generator.integers(0, 3, n)}
+
+    def found(threads: int) -> list[Any]:
+        voxels = voxel(xyz, size, pick=pick, fields=fields, seed=seed, threads=threads)
+        bare = voxel(xyz, size, pick=pick, seed=seed, threads=threads)
+        told = bare.xyz, bare.index, bare.count, bare.cell, bare.inverse, voxels.inverse
+        return [*(array.tobytes() for array in told), *(f.tobytes() for f in voxels.fields.values())]
+
+    whole = found(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tamis.samplers.group._DIRECT", 0)
+        patch.setattr("tamis.samplers.group._DIRECT_SPARSE", 0)
+        patch.setattr("tamis.samplers.group._ROWS_A_PARTITION", 16)
+        patch.setattr(sys.modules["tamis.samplers.voxel"], "_ROWS_A_THREAD", 1)
+        assert found(threads) == whole
 
 
 @settings(deadline=None, max_examples=30)
