@@ -10,6 +10,8 @@ Sums of places are of whole numbers: neither the order of rows nor the number of
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -91,7 +93,7 @@ def invert(
     start: Whole,
     stop: Whole,
     before: Whole,
-    owner: NDArray[np.uint32],
+    owner: NDArray[Any],
 ) -> None:
     """Write each row's cell for the partitions [start, stop), counted from ``before`` on."""
     runs, words, order, owners = _room(chains, start, stop)
@@ -111,7 +113,7 @@ def _tell(
     row_bits: Whole,
     cells: NDArray[np.uint32],
     before: Whole,
-    owner: NDArray[np.uint32],
+    owner: NDArray[Any],
 ) -> None:
     """Write each row's cell, counted from ``before`` on."""
     row_mask = (np.int64(1) << row_bits) - 1

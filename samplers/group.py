@@ -116,24 +116,16 @@ class Groups:
     @lazy
     def owner(self) -> NDArray[np.uint32]:
         """uint32: the cell of each row that was grouped, an index into the others."""
-        if self.told is not None:
-            return self.told
-        owner = np.empty(len(self.rows) if self.rows is not None else self.n, np.uint32)
-        before, calls = 0, []
-        for (_, m), (a, b) in zip(self.tables, self.spans, strict=True):
-            calls.append((a, b, before, owner))
-            before += m
-        each(partial(invert, self.chains, self.where, self.shift), calls)
-        return owner
+        return self._invert(np.uint32) if self.told is None else self.told
 
     @lazy
     def inverse(self) -> NDArray[np.int64]:
         """int64 (n,): the same of every row; -1 for those that were not grouped."""
-        if self.rows is None:
-            return self.owner.astype(np.int64)
-        inverse = np.full(self.n, -1, np.int64)
-        inverse[self.rows] = self.owner
-        return inverse
+        if self.rows is not None:
+            inverse = np.full(self.n, -1, np.int64)
+            inverse[self.rows] = self.owner
+            return inverse
+        return self._invert(np.int64) if self.told is None else self.told.astype(np.int64)
 
     @lazy
     def starts(self) -> NDArray[np.int64]:
@@ -146,6 +138,15 @@ class Groups:
         order = np.empty(len(self.owner), np.int64)
         _by_cell(self.owner, self.starts[:-1].copy(), order)
         return order if self.rows is None else self.rows[order]
+
+    def _invert(self, dtype: DTypeLike) -> NDArray[Any]:
+        owner = scratch.take(self.n if self.rows is None else len(self.rows), dtype)
+        before, calls = 0, []
+        for (_, m), (a, b) in zip(self.tables, self.spans, strict=True):
+            calls.append((a, b, before, owner))
+            before += m
+        each(partial(invert, self.chains, self.where, self.shift), calls)
+        return owner
 
     def _of_all(
         self, column: Callable[[Table], NDArray[Any]], dtype: DTypeLike | None = None
@@ -211,7 +212,7 @@ def group(
 
 def _where(points: NDArray[Any], box: Box, threads: int) -> tuple[Where, int, int]:
     """What kernels are told of the grid, the bits of a key, and how many of them tell partitions apart."""
-    row_bits, bits, apart = max(len(points) - 1, 63).bit_length(), (box.cells - 1).bit_length(), 0
+    row_bits, bits, apart = max(len(points) - 1, 1).bit_length(), (box.cells - 1).bit_length(), 0
     dense = box.cells <= 64 * len(points)  # as `cells` decides it
     if threads > 1 or len(points) > (_DIRECT if dense else _DIRECT_SPARSE):
         parts = max(len(points) // _ROWS_A_PARTITION, 1)

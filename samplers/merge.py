@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from .fields import Reduction
 from .group import Groups
+from .threads import each
 
 Chosen = Mapping[str, tuple[NDArray[Any], Reduction]]
 """Fields (n, ...) and how their rows merge."""
@@ -26,8 +27,16 @@ LARGEST_SUM = 2.0**61
 
 
 def merge(fields: Chosen, groups: Groups) -> dict[str, NDArray[Any]]:
-    """Each field with one row a cell, (m, ...), and its own dtype."""
-    return {name: _merged(name, values, how, groups) for name, (values, how) in fields.items()}
+    """Each field with one row a cell, (m, ...), and its own dtype, on the threads that the cells took."""
+    if not fields:
+        return {}
+    names, threads = list(fields), len(groups.tables)
+    shares = [(names[t::threads],) for t in range(min(threads, len(names)))]
+    if len(shares) > 1:
+        _ = groups.owner, groups.count, groups.index  # else every thread would compute them
+    found = each(lambda share: {name: _merged(name, *fields[name], groups) for name in share}, shares)
+    merged = {name: values for part in found for name, values in part.items()}
+    return {name: merged[name] for name in names}
 
 
 def _merged(name: str, values: NDArray[Any], how: Reduction, groups: Groups) -> NDArray[Any]:
@@ -84,7 +93,7 @@ def totals(name: str, values: NDArray[Any], groups: Groups) -> NDArray[Any]:
         for column in columns:
             _add(rows, column, owner, sums[column])
         return sums.T
-    sums, lost = np.zeros((2, len(columns), m))
+    rows, (sums, lost) = rows.astype(np.float64, copy=False), np.zeros((2, len(columns), m))
     for column in columns:
         _add_exactly(rows, column, owner, sums[column], lost[column])
     return np.where(np.isfinite(sums), sums + lost, sums).T
