@@ -132,7 +132,7 @@ def _make_part(
     """Read one source, cut it into samples, write them, and record that it is done."""
     path = root / source
     with meter.time("build.read"):
-        read = opened(path)
+        read = opened(path, settings.read)
         digest = sources.digest(*read.files)
     meter.add("build.read", bytes=digest.bytes)
     selected = (select(path, scan, settings) for scan in read.scans)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ..config import ConfigPath, Model
+from .readers import ReadSettings
 from .splits import BlocksSplit, Split
 from .tiles import TileSettings
 
@@ -24,7 +25,8 @@ class DataSettings(Model):
     (default: the environment's TAMIS_DATA). ``files``: patterns relative to it. ``label``: the field that
     holds the class codes. ``classes``: name -> codes, in the order of the class numbers; other codes are
     ignored. ``bounds``: [xmin, ymin, xmax, ymax], half-open. ``fields``: which to keep (default: all).
-    ``text``: the files are no points but texts; of the keys above, ``files`` and ``split`` then hold.
+    ``read``: what the files do not say of themselves. ``text``: the files are no points but texts; of the
+    keys above, ``files`` and ``split`` then hold.
     ``shard_mb``: MiB a shard. ``verify``: when a loader checks what it reads.
     """
 
@@ -40,6 +42,7 @@ class DataSettings(Model):
     shard_mb: Annotated[int, Field(ge=1)] = 64
     fields: list[str] | None = None
     text: TextSettings | None = None
+    read: ReadSettings = Field(default_factory=ReadSettings)
     verify: Literal["first", "always", "never"] = "first"
 
     @field_validator("classes")

@@ -1,9 +1,10 @@
-"""Readers: one file in, its clouds out, each a `Scan`. The format is told by content, not by name."""
+"""Readers: one file in, its clouds out, each a `Scan`; a format a file, as `formats` lists them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from .formats import SUFFIXES, format_of
+from .settings import ReadSettings
 
-SUFFIXES = (".las", ".laz", ".npy")
+__all__ = ["SUFFIXES", "ReadSettings", "Scan", "Source", "files_of", "opened", "read", "storable"]
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class Source:
     files: tuple[Path, ...]
 
 
-def read(path: Path) -> Scan:
-    """Read the one cloud of a LAS, LAZ or NPY file. Raises DataError as `opened` does, and for images."""
-    source = opened(path)
+def read(path: Path, settings: ReadSettings | None = None) -> Scan:
+    """Read the one cloud of a file. Raises DataError as `opened` does, and for images."""
+    source = opened(path, settings)
     if source.objects:
         raise DataError(path, f"holds {len(source.scans)} images, not one cloud", "build a dataset of them")
     return source.scans[0]
@@ -52,50 +55,23 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """The files that `opened` reads: for images, that of their labels too. Raises DataError without one."""
     from . import idx
 
-    return (path, idx.labels_of(path)) if _is_images(_signature(path)) else (path,)
+    return (path, idx.labels_of(path)) if format_of(path).module == "idx" else (path,)
 
 
-def opened(path: Path) -> Source:
-    """Read a LAS, LAZ, NPY or IDX file whole, with every field it has.
+def opened(path: Path, settings: ReadSettings | None = None) -> Source:
+    """Read a file whole, with every field it has.
 
     Fields keep their name, type and values; ``red``, ``green``, ``blue`` become ``rgb`` (n, 3). `storable`
     brings those that are kept to a type that can be stored.
     Raises DataError, one line with the file and the cause, for whatever is no whole file of points.
     """
-    from . import idx, las, npy
-
-    readers: dict[bytes, Callable[[Path], Scan]] = {b"LASF": las.read, b"\x93NUM": npy.read}
-    signature = _signature(path)
-    if _is_images(signature):
-        return Source(idx.read(path), True, files_of(path))
-    reader = readers.get(signature)
-    if reader is None:
-        cause = f"is neither LAS/LAZ nor NPY nor IDX (it starts with {signature!r})"
-        raise DataError(path, cause, "convert it")
-    scan = reader(path)
+    format = format_of(path)
+    reader = import_module(f".{format.module}", __name__)
+    if format.module == "idx":
+        return Source(reader.read(path), True, files_of(path))
+    scan: Scan = reader.read(path, settings or ReadSettings())
     whole = Scan(np.ascontiguousarray(scan.xyz, np.float64), _join_colours(scan.fields))
     return Source([whole], False, (path,))
-
-
-def _is_images(signature: bytes) -> bool:
-    """Whether a file is read as images: bytes in IDX format, or what is compressed."""
-    from . import idx
-
-    return signature.startswith((idx.MAGIC, idx.GZIP))
-
-
-def _signature(path: Path) -> bytes:
-    """The first four bytes. Raises DataError where there are none."""
-    if path.exists() and not path.is_file():
-        raise DataError(path, "is no file", "name a file of points")
-    try:
-        with path.open("rb") as file:
-            signature = file.read(4)
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
-    if not signature:
-        raise DataError(path, "is empty", "copy it again")
-    return signature
 
 
 def _join_colours(fields: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

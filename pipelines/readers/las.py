@@ -11,7 +11,7 @@ import lazrs
 import numpy as np
 
 from ...errors import DataError
-from . import Scan
+from . import ReadSettings, Scan
 
 # Byte positions in the public header block (LAS 1.4 R15, table 3).
 HEADER_SIZE, POINTS_AT, VLR_COUNT, EVLR_AT, EVLR_COUNT = 94, 96, 100, 235, 243
@@ -21,7 +21,7 @@ _VLR_BYTES, _EVLR_BYTES, _EVLR_LENGTH = 54, 60, 20
 _LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}
 
 
-def read(path: Path) -> Scan:
+def read(path: Path, settings: ReadSettings) -> Scan:  # noqa: ARG001 (it says all itself)
     """Read all points; coordinates are scaled in float64. Raises DataError where the file is not whole."""
     try:
         with path.open("rb") as file:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from . import Scan
+from . import ReadSettings, Scan
 
 
-def read(path: Path) -> Scan:
+def read(path: Path, settings: ReadSettings) -> Scan:  # noqa: ARG001 (it says all itself)
     """Read an array of points; columns beyond the third become ``column_3``, ``column_4``, ...
 
     Objects are never unpickled. Raises DataError for another shape or element type.

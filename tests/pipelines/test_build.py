@@ -196,7 +196,7 @@ def write(path: Path, content: bytes) -> None:
         ({"root": Path("/nowhere")}, DataError, "no such folder"),
         ({"files": ["*.xyz"]}, DataError, "no such file"),
         ({"files": ["empty.laz"], "split": None}, DataError, "is empty"),
-        ({"files": ["text.laz"], "split": None}, DataError, "neither LAS/LAZ nor NPY"),
+        ({"files": ["text.laz"], "split": None}, DataError, "is no LAS file, whatever its name says"),
         ({"files": ["folder.laz"]}, DataError, "is a folder"),
         ({"files": ["a.npy", "plain.npy"], "split": None, "classes": {}}, DataError, "has no field"),
         ({"files": ["a.npy", "narrow.npy"], "split": None}, DataError, "field 'intensity' is uint8 x 1"),

@@ -124,7 +124,7 @@ def test_a_part_is_made_again_where_labels_changed(tmp_path: Path, digests: Dige
     pixels, label = random_set(6)
     write(tmp_path / "raw", pixels, label)
     (tmp_path / "raw" / "z-images").write_bytes(b"no images")
-    with pytest.raises(DataError, match="neither LAS/LAZ nor NPY nor IDX"):
+    with pytest.raises(DataError, match="of no format that is read"):
         build(of_images(tmp_path / "raw"), tmp_path / "run")
     (tmp_path / "raw" / "z-images").unlink()
     write(tmp_path / "raw", pixels, label[::-1].copy())
@@ -174,7 +174,7 @@ def damaged(folder: Path, name: str, change: Callable[[bytes], bytes], end: str)
             lambda b: b"\0\0\x08\x04" + b[4:],
             r"holds no images: offset 0 has b'\\x00\\x00\\x08\\x04'",
         ),
-        ("", IMAGES, lambda b: b"\0\0\x0d\x03" + b[4:], "neither LAS/LAZ nor NPY nor IDX"),
+        ("", IMAGES, lambda b: b"\0\0\x0d\x03" + b[4:], "of no format that is read"),
         ("", LABELS, lambda b: b"\0\0\x08\x03" + b[4:], rf"{LABELS}: holds no labels: offset 0 has"),
         (
             "",
