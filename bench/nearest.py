@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .sampler_peers import open3d
+from ..pipelines import open3d
 
 _FEW = 2_000_000
 """Pairs that are all looked at; beyond them Open3D's tree is used."""
@@ -19,7 +19,7 @@ def nearest(of: NDArray[Any], among: NDArray[Any]) -> tuple[NDArray[np.float64],
     """Of each point of ``of``: distance to the nearest of ``among``, and which row of it that is."""
     if len(of) * len(among) <= _FEW:
         return _of_all(of, among)
-    library = open3d()
+    library = open3d.library()
     tensors = [library.core.Tensor(np.ascontiguousarray(points, np.float64)) for points in (of, among)]
     search = library.core.nns.NearestNeighborSearch(tensors[1])
     search.knn_index()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..files import write_atomic
+from ..pipelines import open3d
 from ..pipelines.readers import read
 from ..samplers import farthest, random, voxel
 from ..samplers.adaptive import adaptive
@@ -26,7 +27,7 @@ from .compare import Report, Row
 from .loader import machine
 from .nearest import balance, likeness
 from .registration import OTHER_REACHES_M, apart, read_ply, registered
-from .sampler_peers import open3d, versions
+from .sampler_peers import versions
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def run(data: Path | None, out: Path | None = None) -> Report:
         fix = "name a folder with source.ply, target.ply and ign_dense/*.laz"
         raise UsageError("bench quality", cause, fix)
     try:
-        open3d()
+        open3d.library()
     except (ImportError, OSError) as error:
         raise UsageError("bench quality", f"needs Open3D ({error})", "uv sync --group bench") from None
     source, target, tiles = scans(data)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .sampler_peers import legacy, open3d
+from ..pipelines import open3d
 
 REACH_M, OTHER_REACHES_M = 1.0, (0.5, 2.0)
 NEIGHBOURS = 20
@@ -21,7 +21,7 @@ Transform = NDArray[np.float64]
 
 def read_ply(path: Path) -> NDArray[np.float64]:
     """The points of a PLY file, (n, 3)."""
-    xyz = np.asarray(open3d().io.read_point_cloud(str(path)).points)
+    xyz = np.asarray(open3d.library().io.read_point_cloud(str(path)).points)
     if not len(xyz):
         raise DataError(path, "holds no points", "copy it again")
     return xyz
@@ -35,13 +35,13 @@ def registered(
     Point-to-plane ICP from the identity, with partners within ``reach_m``. Normals are of the points of
     ``target`` that were given.
     """
-    library = open3d()
+    library = open3d.library()
     tools = library.pipelines.registration
     start = time.perf_counter()
-    onto = legacy(target, library)
+    onto = open3d.cloud(target)
     onto.estimate_normals(library.geometry.KDTreeSearchParamKNN(NEIGHBOURS))
     found = tools.registration_icp(
-        legacy(source, library),
+        open3d.cloud(source),
         onto,
         reach_m,
         np.eye(4),

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..pipelines import open3d
 from .sampler_check import Grid
 from .sampler_clouds import Cloud
-from .sampler_peers import Peers, legacy
+from .sampler_peers import Peers
 from .sampler_ways import Way
 
 Fields = Mapping[str, NDArray[np.float32]]
@@ -139,7 +140,7 @@ def _of_open3d(xyz: Cloud, size: float, fields: Fields, library: Any) -> list[Wa
     if not fields:
         # Its grid begins half a voxel below the cloud: one more point makes that a corner of ours.
         corner = (np.floor(xyz.min(axis=0) / size) - 0.5) * size
-        older = legacy(np.vstack([xyz, corner]), library)
+        older = open3d.cloud(np.vstack([xyz, corner]))
 
         def of_points(found: Any) -> Grid:
             points = np.asarray(found.points)

@@ -7,10 +7,8 @@ torch that is installed, which takes a quarter of an hour, and it needs scipy:
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..pipelines import open3d
 from .sampler_check import brute
 from .sampler_clouds import Cloud
 from .sampler_ways import Way
@@ -44,23 +43,12 @@ def installed() -> tuple[dict[str, Any], dict[str, str]]:
     found, missing = {}, {}
     for name in NAMES:
         try:
-            found[name] = open3d() if name == "open3d" else import_module(name)
+            found[name] = open3d.library() if name == "open3d" else import_module(name)
         except (ImportError, OSError) as error:
             missing[name] = str(error)
     if "torch_cluster" in found:
         import_module("torch").set_num_threads(1)
     return found, missing
-
-
-def open3d() -> Any:
-    """Open3D on one thread, with the libusb it needs from PyPI where the system has none."""
-    with suppress(ImportError):  # the system's own may do
-        library = import_module("libusb_package").get_library_path()
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    library = import_module("open3d")
-    library.utility.set_verbosity_level(library.utility.VerbosityLevel.Error)
-    library.utility.set_max_threads(1)
-    return library
 
 
 def versions(peers: Peers) -> dict[str, str]:
@@ -80,7 +68,7 @@ def farthest_peers(xyz: Cloud, k: int, peers: Peers) -> list[Way]:
         tree = partial(library.bucket_fps_kdtree_sampling, xyz, k, start_idx=0)
         found["fpsample kdtree"] = tree, partial(_of_rows, xyz)
     if "open3d" in peers and k < len(xyz):  # where k is n it copies the cloud
-        cloud = legacy(xyz, peers["open3d"])
+        cloud = open3d.cloud(xyz)
         found["open3d legacy"] = partial(cloud.farthest_point_down_sample, k), _of_points
     if "torch_cluster" in peers:
         tensor = import_module("torch").from_numpy(xyz)
@@ -113,11 +101,6 @@ def random_peers(n: int, k: int) -> list[Way]:
         Way("numpy choice, unshuffled", lambda: rng.choice(n, k, replace=False, shuffle=False)),
         Way("numpy permutation", lambda: rng.permutation(n)[:k]),
     ]
-
-
-def legacy(xyz: NDArray[Any], library: Any) -> Any:
-    """Open3D's older point cloud, which is float64."""
-    return library.geometry.PointCloud(library.utility.Vector3dVector(xyz.astype(np.float64)))
 
 
 def _of_rows(xyz: Cloud, rows: NDArray[Any]) -> tuple[int, Cloud]:

@@ -18,7 +18,7 @@ from ..metrics import Meter
 from . import shards
 from .finish import About, Described, finish, warn_of_empty_splits
 from .journal import Journal, Part, PartSample
-from .manifest import Counts, SourceDigest, SplitCounts
+from .manifest import Counts, Skipped, SourceDigest, SplitCounts
 from .records import SPLITS, Field
 from .settings import DataSettings
 from .splits import BlocksSplit
@@ -39,6 +39,7 @@ class Member:
 def assemble(
     folder: Path,
     parts: Sequence[Part],
+    skipped: Mapping[str, Skipped],
     journal: Journal,
     settings: DataSettings,
     listed: Mapping[str, str],
@@ -46,7 +47,8 @@ def assemble(
 ) -> None:
     """Write a whole dataset to ``folder``, ``dataset.json`` last.
 
-    ``listed``: source -> split of the files that the settings list as val or test.
+    ``skipped``: the sources that are left out. ``listed``: source -> split of the files that the settings
+    list as val or test.
     The bytes depend on the sources and the settings alone. Raises DataError where no sample came out or two
     have the same id.
     """
@@ -76,6 +78,7 @@ def assemble(
         statistics={name: moments.figures() for name, moments in tally.moments.items()},
         row_order=settings.row_order,
         sources={part.source: SourceDigest(bytes=part.bytes, sha256=part.sha256) for part in parts},
+        skipped=skipped,
     )
     finish(folder, _about(members), layout, described, settings)
 

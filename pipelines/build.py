@@ -3,78 +3,99 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..config import differences
 from ..errors import DataError, UsageError
 from ..files import locked, sync
 from ..metrics import BUILD, Meter
-from . import shards, sources, text
+from . import engine, sources, text
 from .assemble import assemble
-from .checks import file_sha256
-from .cut import Piece, Points, columns_of, cut, select, whole
+from .bad import BadFiles
 from .dataset import Dataset
-from .journal import Journal, Part, PartSample
-from .manifest import VERSION, Column, Manifest
-from .readers import files_of, opened
+from .journal import Journal, Part
+from .manifest import VERSION, Manifest, Skipped
+from .parts import Work, odd, stopped, usual
+from .progress import Progress
+from .raw import Raw, completed
 from .settings import DataSettings
+from .where import condition
 
 __all__ = ["DataSettings", "build", "build_held"]
 
 log = logging.getLogger(__name__)
 
 
-def build(settings: DataSettings, out: Path, meter: Meter | None = None) -> Dataset:
+def build(
+    settings: DataSettings,
+    out: Path,
+    meter: Meter | None = None,
+    progress: Progress | None = None,
+    *,
+    update: bool = False,
+) -> Dataset:
     """Build ``out/dataset`` from the raw files that ``settings`` name, and open it.
 
     Nothing half-written is ever seen there. What a killed build finished lies in ``out/dataset.building``;
     the same call goes on from it and gives the same bytes. A dataset that is there already is returned if it
-    was built from the same files with the same settings.
+    was built from the same files with the same settings. With ``update`` one that was built from other files
+    is replaced: parts of files that did not change are taken from ``out/dataset.building``, where ``update``
+    leaves them.
 
     Raises DataError, one line with the file and the cause, for bad input, for a dataset of other settings or
     sources, for a folder another process writes to, and for a disk that fails; UsageError for settings that
     cannot be carried out.
     """
     with _one_line(out), locked(out):
-        return build_held(settings, out, meter)
+        return build_held(settings, out, meter, progress, update=update)
 
 
-def build_held(settings: DataSettings, out: Path, meter: Meter | None = None) -> Dataset:
+def build_held(
+    settings: DataSettings,
+    out: Path,
+    meter: Meter | None = None,
+    progress: Progress | None = None,
+    *,
+    update: bool = False,
+) -> Dataset:
     """As `build`, for a caller that holds the folder ``out``."""
     if settings.path is not None:
         raise UsageError(
             "data.path", "names a ready dataset, there is nothing to build", "remove it to build one"
         )
     root = sources.folder(settings.root)
-    names = sources.find(root, settings.files or (text.FILES if settings.text else ()))
-    listed = sources.splits_by_file(root, settings.split, names)
+    settings = completed(settings, root)
+    if settings.where is not None:
+        condition(settings.where, settings.classes)
+    raw = Raw(root, settings)
+    names = raw.names()
+    listed = raw.listed(names)
     meter = meter or Meter(BUILD)
+    progress = progress or Progress(meter)
     building, final = out / "dataset.building", out / "dataset"
     with _one_line(out):
-        if final.exists():
-            _check_same(final, settings, root, names)
-        else:
+        if not final.exists() or not _is_same(final, raw, names, update=update):
             with _kept_if_used(building):
                 if settings.text is not None:
                     with _shown(building, final) as fresh:
                         text.assemble(fresh, root, names, listed, settings, meter)
                 else:
                     journal = Journal(building, _digest(settings))
-                    parts = _make_parts(journal, root, names, settings, listed, meter)
+                    journal.clear()
+                    work = Work(root, settings, listed, journal)
+                    parts, skipped = _make_parts(work, names, meter, progress)
                     with _shown(building, final) as fresh:
-                        assemble(fresh, parts, journal, settings, listed, meter)
-        shutil.rmtree(building, ignore_errors=True)
+                        assemble(fresh, parts, skipped, journal, settings, listed, meter)
+                    journal.keep(names)
+        if not update or settings.text is not None:
+            shutil.rmtree(building, ignore_errors=True)
     return Dataset(final)
 
 
@@ -102,125 +123,89 @@ def _shown(building: Path, final: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     sync(fresh)
+    replaced = building / "replaced"
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)  # a kill here leaves the parts, of which the next build makes it again
     fresh.rename(final)
     sync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _make_parts(
-    journal: Journal,
-    root: Path,
-    names: Sequence[str],
-    settings: DataSettings,
-    listed: Mapping[str, str],
-    meter: Meter,
-) -> list[Part]:
-    parts: list[Part] = []
-    for number, source in enumerate(names, 1):
-        part = journal.finished(source, root / source)
-        if part is None:
-            part = _make_part(journal, root, source, settings, listed, meter)
-            log.info("%s: %d samples (file %d of %d)", source, len(part.samples), number, len(names))
-        if parts:
-            _check_columns(root / source, part, parts[0])
-        parts.append(part)
-    return parts
+    work: Work, names: Sequence[str], meter: Meter, progress: Progress
+) -> tuple[list[Part], dict[str, Skipped]]:
+    """The parts of all sources, in the order of their names, and the sources that are left out."""
+    root, settings, bad, parts = work.root, work.settings, BadFiles(work), dict[str, Part]()
+    untried = [*bad.untried(names)]
+    sizes = {name: engine.size(work, name) for name in untried}
+    workers = engine.workers_for(settings.workers, len(untried))
+    progress.begin(len(names), sizes, workers)
+    for source, result in engine.made(work, sizes, workers, meter):
+        if isinstance(result, DataError):
+            bad.add(source, result)
+            progress.add(source, None)
+            continue
+        parts[source] = result
+        progress.add(source, len(result.samples))
+        log.info("%s: %d samples (file %d of %d)", source, len(result.samples), progress.done, len(names))
+        if settings.bad_files == "stop":
+            _check_columns(root, [result, next(iter(parts.values()))])
+    made = [parts[name] for name in names if name in parts]
+    if settings.bad_files == "skip" and made:
+        most = usual(made)
+        for part in made:
+            if error := odd(root / part.source, part, most):
+                bad.add(part.source, error, alone=False)
+    bad.tell()
+    made = [part for part in made if part.source not in bad.skipped]
+    if not made:
+        name = min(bad.skipped)
+        raise DataError(root / name, f"{bad.skipped[name].reason}; so are all files", "correct data.files")
+    _check_columns(root, made)
+    return made, bad.skipped
 
 
-def _make_part(
-    journal: Journal, root: Path, source: str, settings: DataSettings, listed: Mapping[str, str], meter: Meter
-) -> Part:
-    """Read one source, cut it into samples, write them, and record that it is done."""
-    path = root / source
-    with meter.time("build.read"):
-        read = opened(path, settings.read)
-        digest = sources.digest(*read.files)
-    meter.add("build.read", bytes=digest.bytes)
-    selected = (select(path, scan, settings) for scan in read.scans)
-    first = next(selected)
-    schema = shards.arrow_schema(first.schema)
-    samples: list[PartSample] = []
-    dropped = outside = 0
-    with journal.writing(source, schema) as writer:
-        for number, points in enumerate(itertools.chain([first], selected)):
-            dropped, outside = dropped + points.dropped, outside + points.outside
-            meter.add("build.read", points_out=len(points.xyz) + points.dropped + points.outside)
-            if read.objects:
-                pieces: Iterable[Piece] = [whole(source, number, points, settings, listed)]
-            else:
-                pieces = cut(path, source, points, settings, listed)
-            for piece in pieces:
-                with meter.time("build.sample"):
-                    columns = columns_of(path, source, points, piece, settings.row_order)
-                meter.add("build.sample", points_in=len(piece.rows), points_out=len(piece.rows))
-                with meter.time("build.pack"):
-                    batch = shards.to_batch(schema, columns)
-                    writer.write_batch(batch)
-                meter.add("build.pack", points_out=len(piece.rows), bytes=batch.nbytes)
-                label = columns["label"] if settings.classes else np.empty(0, np.int32)
-                samples.append(_describe(points, piece, label))
-    return journal.finish(
-        Part(
-            settings=journal.settings,
-            source=source,
-            bytes=digest.bytes,
-            sha256=digest.sha256,
-            written=file_sha256(journal.path(source)),
-            dropped=dropped,
-            outside=outside,
-            objects=read.objects,
-            columns=[
-                Column(name=name, dtype=field.dtype.name, width=field.width, kind=field.kind)
-                for name, field in first.schema.items()
-            ],
-            samples=samples,
-        )
-    )
+def _check_columns(root: Path, parts: Sequence[Part]) -> None:
+    """Refuse sources whose fields differ from those of the first by name."""
+    first, *others = sorted(parts, key=lambda part: part.source)
+    for part in others:
+        if error := odd(root / part.source, part, first):
+            raise error
 
 
-def _describe(points: Points, piece: Piece, label: NDArray[Any]) -> PartSample:
-    xyz = points.xyz[piece.rows]
-    bounds = np.concatenate([xyz.min(axis=0), xyz.max(axis=0)]) if len(xyz) else np.zeros(6)
-    known = label[label >= 0]
-    return PartSample(
-        split=piece.split,
-        tile=piece.tile,
-        rows=len(piece.rows),
-        origin=piece.origin.tolist(),
-        bounds=bounds.tolist(),
-        label=int(np.bincount(known).argmax()) if len(known) else -1,
-    )
-
-
-def _check_columns(path: Path, part: Part, first: Part) -> None:
-    """Refuse a source whose fields differ from the first one's: samples of a dataset have equal columns."""
-    ours = {column.name: column for column in part.columns}
-    theirs = {column.name: column for column in first.columns}
-    fix = "list the fields that all files have in data.fields"
-    for name in ours.keys() ^ theirs.keys():
-        without, has = (path, first.source) if name in theirs else (first.source, path)
-        raise DataError(without, f"has no field '{name}', {has} has it", fix)
-    for name, column in ours.items():
-        if column != theirs[name]:
-            ours_text, theirs_text = (f"{c.dtype} x {c.width}" for c in (column, theirs[name]))
-            raise DataError(path, f"field '{name}' is {ours_text}, in {first.source} {theirs_text}", fix)
-    if list(ours) != list(theirs):
-        part.columns.sort(key=lambda column: list(theirs).index(column.name))
-
-
-def _check_same(final: Path, settings: DataSettings, root: Path, names: Sequence[str]) -> None:
-    """Refuse a finished dataset that is not what these settings and sources would give."""
+def _is_same(final: Path, raw: Raw, names: Sequence[str], *, update: bool) -> bool:
+    """Refuse a finished dataset that these settings would not give; other sources are for an ``update``."""
     there = Dataset(final).manifest
-    keys = differences(_settings_of(there), settings.content())
-    fix = "choose another --out, or remove the dataset to build it anew"
+    keys = differences(_settings_of(there), raw.settings.content())
     if keys:
+        fix = "choose another --out, or remove the dataset to build it anew"
         raise DataError(final, f"was built with another data.{', data.'.join(keys)}", fix)
-    for name in sorted(there.sources.keys() ^ set(names)):
+    try:
+        _check_sources(final, there, raw, names)
+    except DataError as difference:
+        if not update:
+            raise
+        log.info("%s", difference.cause)
+        return False
+    return True
+
+
+def _check_sources(final: Path, there: Manifest, raw: Raw, names: Sequence[str]) -> None:
+    """Refuse a finished dataset of other sources, naming the first."""
+    fix = "choose another --out, or bring it up to date with `tamis build --update`"
+    for name, skipped in there.skipped.items() if raw.settings.bad_files == "stop" else ():
+        cause = f"was built without {name}, which is bad: {skipped.reason}"
+        raise DataError(final, cause, f"set data.bad_files to 'skip', or {fix}")
+    for name in sorted((there.sources | there.skipped).keys() ^ set(names)):
         cause = "was built from" if name in there.sources else "was built without"
         raise DataError(final, f"{cause} {name}", fix)
     for name, digest in there.sources.items():
-        path = root / name
-        if sources.digest(*((path,) if settings.text else files_of(path))) != digest:
-            raise DataError(path, f"has changed since {final} was built", fix)
+        if raw.digest(name) != digest:
+            raise DataError(raw.root / name, f"has changed since {final} was built", fix)
+    for name, skipped in there.skipped.items():
+        if raw.digest_of_bad(name) != skipped.digest:
+            raise DataError(raw.root / name, f"has changed since {final} was built without it", fix)
 
 
 def _settings_of(there: Manifest) -> DataSettings:
@@ -242,8 +227,4 @@ def _one_line(out: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        where = getattr(error, "filename", None) or out
-        cause = getattr(error, "strerror", None) or str(error)
-        raise DataError(
-            where, f"the build stopped: {cause}", "mend that and run it again, it continues"
-        ) from None
+        raise stopped(error, out) from None

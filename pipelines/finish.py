@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..errors import DataError
 from ..files import write_atomic
 from . import manifest, shards
 from .checks import chunk_sums
-from .manifest import Column, Counts, Figures, FileDigest, Manifest, Range, SourceDigest
+from .manifest import Column, Counts, Figures, FileDigest, Manifest, Range, Skipped, SourceDigest
 from .records import CHECK_ROWS, SPLITS, Field, sample_id, sample_name
 from .settings import DataSettings
 
@@ -48,6 +48,7 @@ class Described:
     statistics: dict[str, Figures]
     row_order: str
     sources: dict[str, SourceDigest]
+    skipped: Mapping[str, Skipped] = field(default_factory=dict)
 
 
 def ids_of(about: About) -> NDArray[np.uint64]:
@@ -92,6 +93,7 @@ def finish(
         row_order=described.row_order,
         configuration=settings.configuration(),
         sources=described.sources,
+        skipped=dict(described.skipped),
         files=files,
         fingerprint=manifest.fingerprint(described.columns, described.annotations, ranges, files),
     )

@@ -8,20 +8,58 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from . import shards
+from ..errors import UsageError
+from . import las_unit, oddities, shards
 from .dataset import Dataset
 from .readers import SUFFIXES, Scan, Source, opened
 from .records import SPLITS
+from .shown import LAS_CLASSES, classes_of, is_las
+
+_MOST_CLASSES = 100  # more are instances or the like
+_BAR = 40  # characters of the longest bar of a histogram
 
 
 def inspect(path: str | Path) -> str:
-    """Describe a dataset's folder, or a raw file. Raises DataError where it is neither."""
+    """Describe a dataset's folder, or a raw file: schema, counts, bounds, density, classes, and what is odd.
+
+    Raises DataError where it is neither.
+    """
     path = Path(path)
     raw = path.is_file() or (path.suffix.lower() in SUFFIXES and not path.is_dir())
     if not raw:
         return "\n".join(_dataset(Dataset(path)))
     source = opened(path)
     return "\n".join(_images(path, source) if source.objects else _scan(path, source.scans[0]))
+
+
+def look(
+    path: Path, picture: Path | None, html: Path | None, *, color: str | None, voxel: float | None
+) -> Iterator[str]:
+    """What `inspect` says of ``path``; then draw it to ``picture`` and ``html``, where given, and say so.
+
+    Raises UsageError, before anything is read, for what cannot be written, and for options of neither.
+    """
+    if picture is None and html is None and (color is not None or voxel is not None):
+        given = "--color" if color is not None else "--voxel"
+        raise UsageError(given, "is for a picture or a page", "give --picture or --html too")
+    # What draws is heavy, and most who look want only the text.
+    if picture is not None:
+        from .picture import check_picture
+
+        check_picture(picture)
+    if html is not None:
+        from .page import check_page
+
+        check_page(html)
+    yield inspect(path)
+    if picture is not None:
+        from .picture import picture as draw
+
+        yield f"\n{draw(path, picture, voxel=voxel, color=color)}"
+    if html is not None:
+        from .page import page
+
+        yield f"\n{page(path, html, voxel=voxel, color=color)}"
 
 
 def _dataset(dataset: Dataset) -> Iterator[str]:
@@ -53,11 +91,21 @@ def _dataset(dataset: Dataset) -> Iterator[str]:
         rows.append((name, count.samples, *cells, *([count.ignored] if dataset.classes else [])))
     yield from _table(head, rows)
     yield ""
+    if dataset.classes:
+        splits = counts.splits.values()
+        total = [(name, sum(one.classes[name] for one in splits)) for name in dataset.classes]
+        total.append(("ignored", sum(one.ignored for one in splits)))
+        yield from _histogram("class", total)
+        yield ""
     if dataset.annotations:
         described = [(name, _type(f.dtype, f.width), f.kind) for name, f in dataset.annotations.items()]
         yield from _table(("annotation", "type", "kind"), described)
-    if not dataset.schema:
-        return
+    if dataset.schema:
+        yield from _columns(dataset)
+    yield from _odd(oddities.of_dataset(dataset))
+
+
+def _columns(dataset: Dataset) -> Iterator[str]:
     figures = dataset.statistics
     yield from _table(
         ("column", "type", "kind", "min", "max", "mean"),
@@ -93,8 +141,9 @@ def _images(path: Path, source: Source) -> Iterator[str]:
     yield f"file         {path} ({_megabytes(path.stat().st_size)} MB)"
     yield f"images       {len(sizes)}, each a cloud"
     yield f"points       {sizes.sum()} (an image: {_spread(sizes)})"
-    pairs = zip(*np.unique(labels, return_counts=True), strict=True)
-    yield "classes      " + ", ".join(f"{code}: {count}" for code, count in pairs)
+    yield ""
+    codes, counts = np.unique(labels, return_counts=True)
+    yield from _histogram("class", [(str(code), count) for code, count in zip(codes, counts, strict=True)])
 
 
 def _scan(path: Path, scan: Scan) -> Iterator[str]:
@@ -104,13 +153,20 @@ def _scan(path: Path, scan: Scan) -> Iterator[str]:
     if len(finite):
         low, high = finite.min(axis=0), finite.max(axis=0)
         yield f"bounds       {_box(low, high)}"
+        across, up = las_unit.unit_of(path)
+        if across or up:
+            yield f"unit         {_unit(across)} of x and y, {_unit(up)} of z"
         with np.errstate(over="ignore"):
             area = float(np.prod((high - low)[:2]))
         if 0 < area < np.inf:
             yield f"density      {len(finite) / area:.4g} points per square unit (of the bounding box)"
-    if len(codes := scan.fields.get("classification", np.empty(0))):
-        pairs = zip(*np.unique(codes, return_counts=True), strict=True)
-        yield "classes      " + ", ".join(f"{code}: {count}" for code, count in pairs)
+    codes = classes_of(scan.fields)
+    found, counts = np.unique(np.empty(0) if codes is None else codes, return_counts=True)
+    if 0 < len(found) <= _MOST_CLASSES:
+        yield ""
+        names = LAS_CLASSES if is_las(path) else {}
+        pairs = zip(found.tolist(), counts.tolist(), strict=True)
+        yield from _histogram("class", [(f"{code} {names.get(code, '')}".strip(), n) for code, n in pairs])
     yield ""
     yield from _table(
         ("field", "type", "min", "max"),
@@ -119,6 +175,25 @@ def _scan(path: Path, scan: Scan) -> Iterator[str]:
             for name, values in scan.fields.items()
         ],
     )
+    yield from _odd(oddities.of_scan(path, scan))
+
+
+def _odd(lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield ""
+        yield "worth knowing"
+        yield from (f"- {line}" for line in lines)
+
+
+def _histogram(what: str, counts: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Rows by class, with their share and a bar."""
+    total, most = max(sum(n for _, n in counts), 1), max((n for _, n in counts), default=0) or 1
+    rows = [(name, n, f"{n / total:.1%}", "#" * -(-n * _BAR // most)) for name, n in counts]
+    yield from _table((what, "rows", "share", ""), rows)
+
+
+def _unit(unit: las_unit.Unit | None) -> str:
+    return f"{unit.name} ({unit.said})" if unit else "not said"
 
 
 def _limits(values: NDArray[np.generic]) -> tuple[str, str]:

@@ -102,6 +102,13 @@ class SourceDigest(Model):
     sha256: str
 
 
+class Skipped(Model):
+    """Why a raw file was left out, and what it was then; no digest where it could not be read."""
+
+    reason: str
+    digest: SourceDigest | None
+
+
 class Manifest(Model):
     """The content of ``dataset.json``, without its checks."""
 
@@ -115,6 +122,7 @@ class Manifest(Model):
     row_order: str
     configuration: dict[str, Any]
     sources: dict[str, SourceDigest]
+    skipped: dict[str, Skipped] = pydantic.Field(default_factory=dict)
     files: dict[str, FileDigest]
     fingerprint: str
 

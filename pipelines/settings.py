@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ..config import ConfigPath, Model
+from .layouts import Name as LayoutName
+from .prepare.settings import StepSettings
 from .readers import ReadSettings
 from .splits import BlocksSplit, Split
 from .tiles import TileSettings
@@ -18,6 +20,10 @@ class TextSettings(Model):
     length: Annotated[int, Field(ge=2, le=1 << 20)] = 256
 
 
+_HOW = {"path", "root", "verify", "workers", "bad_files", "max_bad"}
+"""Keys of `DataSettings` that do not change what is built from files that can be read."""
+
+
 class DataSettings(Model):
     """What a dataset is made of.
 
@@ -25,9 +31,12 @@ class DataSettings(Model):
     (default: the environment's TAMIS_DATA). ``files``: patterns relative to it. ``label``: the field that
     holds the class codes. ``classes``: name -> codes, in the order of the class numbers; other codes are
     ignored. ``bounds``: [xmin, ymin, xmax, ymax], half-open. ``fields``: which to keep (default: all).
-    ``read``: what the files do not say of themselves. ``text``: the files are no points but texts; of the
-    keys above, ``files`` and ``split`` then hold.
-    ``shard_mb``: MiB a shard. ``verify``: when a loader checks what it reads.
+    ``layout``: a published dataset, with its splits and classes. ``prepare``: steps on whole scans.
+    ``where``: which training samples are kept. ``read``: what the files do not say of themselves. ``text``:
+    the files are no points but texts; of the keys above, ``files`` and ``split`` then hold.
+    ``shard_mb``: MiB a shard. ``verify``: when a loader checks what it reads. ``workers``: processes that
+    read files (default: the CPUs this process may use, at most one a file). ``bad_files``: "skip" leaves out
+    up to ``max_bad`` files that cannot be made samples of.
     """
 
     path: ConfigPath | None = None
@@ -42,8 +51,14 @@ class DataSettings(Model):
     shard_mb: Annotated[int, Field(ge=1)] = 64
     fields: list[str] | None = None
     text: TextSettings | None = None
+    layout: LayoutName | None = None
+    prepare: list[StepSettings] = Field(default_factory=list)
+    where: Annotated[str, Field(max_length=1000)] | None = None
     read: ReadSettings = Field(default_factory=ReadSettings)
     verify: Literal["first", "always", "never"] = "first"
+    workers: Annotated[int, Field(ge=1, le=4096)] | None = None
+    bad_files: Literal["stop", "skip"] = "stop"
+    max_bad: Annotated[int, Field(ge=0)] = 100
 
     @field_validator("classes")
     @classmethod
@@ -76,17 +91,19 @@ class DataSettings(Model):
     @model_validator(mode="after")
     def _text_has_no_ground(self) -> DataSettings:
         if self.text is not None:
-            for key in ("classes", "bounds", "tiles", "fields"):
+            for key in ("classes", "bounds", "tiles", "fields", "layout", "prepare", "where"):
                 if getattr(self, key):
                     raise ValueError(f"'{key}' is for points: a text has none")
             if isinstance(self.split, BlocksSplit):
                 raise ValueError("a text has no ground: split.kind is 'files' or 'hash'")
+            if self.bad_files == "skip":
+                raise ValueError("'bad_files' is for points: any file is a text")
         return self
 
     def content(self) -> DataSettings:
         """These settings without the keys that do not change what is built."""
-        return self.model_copy(update={"path": None, "root": None, "verify": "first"})
+        return self.model_copy(update={name: DataSettings.model_fields[name].get_default() for name in _HOW})
 
     def configuration(self) -> dict[str, Any]:
         """`content` as plain values, as the dataset records them."""
-        return self.content().model_dump(mode="json", exclude={"path", "root", "verify"})
+        return self.content().model_dump(mode="json", exclude=_HOW)

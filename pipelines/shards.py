@@ -56,7 +56,10 @@ def to_batch(schema: pa.Schema, columns: Mapping[str, NDArray[Any]]) -> pa.Recor
     """The record batch of one sample."""
     arrays = []
     for entry in schema:
-        flat = pa.array(np.ascontiguousarray(columns[entry.name]).reshape(-1))
+        values = np.ascontiguousarray(columns[entry.name])
+        # Not by pa.array, which imports pandas where that is installed: most of a second in every process.
+        buffers = [None, pa.py_buffer(values)]
+        flat = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, buffers)
         if pa.types.is_fixed_size_list(entry.type):
             flat = pa.FixedSizeListArray.from_arrays(flat, type=entry.type)
         arrays.append(flat)

@@ -34,9 +34,9 @@ def main(parent: int) -> None:
     A request is ``[function, seed]`` with columns, or None: end. A reply is None with columns, or an error
     made plain.
     """
-    _die_with(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
-    requests, replies = _take_pipes()
+    requests, replies = take_pipes()
 
     def fill(room: memoryview) -> None:
         while room:
@@ -63,7 +63,7 @@ def main(parent: int) -> None:
                 part = part[os.write(replies, part) :]
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent dies, even where user code never comes back.
 
     The signal comes when the parent's *thread* that started this process ends: `UserCode` keeps one for it.
@@ -74,7 +74,7 @@ def _die_with(parent: int) -> None:
         sys.exit(1)
 
 
-def _take_pipes() -> tuple[int, int]:
+def take_pipes() -> tuple[int, int]:
     """Descriptors of requests and replies, out of reach of user code, which prints to stderr from here on."""
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..samplers.threads import threads_for
 from . import manifest, shards
 from .checks import blocks, chunk_sums, damaged_chunks, first_damage
 from .dataset import contents, folder_of, table
 from .manifest import Manifest
 from .records import CHECK_ROWS, Field, sample_id
+
+_Place = tuple[int, dict[str, int], dict[str, NDArray[np.uint32]]]
+"""Of a sample in a shard: its rows, where its columns are, and their checksums."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,10 @@ class Problem:
         return f"{self.file}: offset {self.offset}: {self.cause}"
 
 
-def verify(path: str | Path) -> list[Problem]:
-    """All faults of a dataset, none if it is whole. Reads everything.
+def verify(path: str | Path, threads: int | None = None) -> list[Problem]:
+    """All faults of a dataset, none if it is whole. Reads everything, a file a thread.
+
+    ``threads``: at most so many, by default the CPUs this process may use; they change no answer.
 
     One flipped bit, in any file, is named with its exact byte; other damage with the first block of 256 rows
     or, outside the columns, the MiB it is in. Raises DataError where there is no dataset or it is of another
@@ -44,11 +52,19 @@ def verify(path: str | Path) -> list[Problem]:
         cause = "one bit is flipped" if damage.one_bit else "the text is not what was written"
         return [Problem(manifest.NAME, damage.offset, cause)]
     described = manifest.unseal(folder / manifest.NAME, text)
+    tables = sorted(name for name in described.files if shards.shard_of(name) is None)
+    held = sorted(described.files.keys() - set(tables))
     problems = [*_strangers(folder, described)]
-    # The tables first: they name what is damaged in a shard.
-    for name in sorted(described.files, key=lambda name: (name.startswith("shard-"), name)):
-        problems += _check_file(folder, name, described, tables_whole=not problems)
-    return problems or [*_check_index(folder, described)]
+    # SHA-256, CRC32C of a MiB and reads all let the other threads go on.
+    with ThreadPoolExecutor(threads_for(threads, len(described.files))) as pool:
+        # The tables first: they name what is damaged in a shard.
+        found = [*pool.map(partial(_check_file, folder, described, tables_whole=False), tables)]
+        # A shard is looked through right after its bytes are checked, while the system still holds them.
+        checked = [*pool.map(partial(_check_shard, folder, described, not any(found)), held)]
+    found += [faults for faults, _ in checked]
+    problems += [problem for one in found for problem in one]
+    places = {name: at for name, (_, at) in zip(held, checked, strict=True)}
+    return problems or [*_check_index(folder, described, places)]
 
 
 def _strangers(folder: Path, described: Manifest) -> Iterator[Problem]:
@@ -57,7 +73,23 @@ def _strangers(folder: Path, described: Manifest) -> Iterator[Problem]:
             yield Problem(path.name, 0, "is not part of the dataset")
 
 
-def _check_file(folder: Path, name: str, described: Manifest, *, tables_whole: bool) -> Iterator[Problem]:
+def _check_file(folder: Path, described: Manifest, name: str, *, tables_whole: bool) -> list[Problem]:
+    """Faults of one file; in a shard they are named by sample, column and rows if the tables are whole."""
+    return [*_faults(folder, described, name, tables_whole)]
+
+
+def _check_shard(
+    folder: Path, described: Manifest, tables_whole: bool, name: str
+) -> tuple[list[Problem], list[_Place]]:
+    """The same for a shard, and what lies where in it, if it has none."""
+    faults = _check_file(folder, described, name, tables_whole=tables_whole)
+    shard = shards.shard_of(name)
+    if faults or shard is None:
+        return faults, []
+    return [], [*shards.locate(folder / name, _fields(described, shard[1]))]
+
+
+def _faults(folder: Path, described: Manifest, name: str, tables_whole: bool) -> Iterator[Problem]:
     digest, path = described.files[name], folder / name
     try:
         size, sha256, sums = chunk_sums(path)
@@ -128,12 +160,12 @@ class _Where:
         return "between the columns"
 
 
-def _check_index(folder: Path, described: Manifest) -> Iterator[Problem]:
+def _check_index(folder: Path, described: Manifest, places: Mapping[str, list[_Place]]) -> Iterator[Problem]:
     """Whether the tables say what the shards hold; only for files that are as they were written."""
     index = table(folder / shards.INDEX)
     about = shards.opened(folder / shards.SAMPLES)[0].get_batch(0).to_pydict()
     for own in [*([None] if described.columns else []), *(one.name for one in described.annotations)]:
-        yield from _check_positions(folder, described, own, index, about["name"])
+        yield from _check_positions(folder, described, own, index, about["name"], places)
     for row, (source, tile) in enumerate(zip(about["source"], about["tile"], strict=True)):
         if index["id"][row] != sample_id(source, tile):
             yield _disagreement(about["name"][row], "id")
@@ -149,11 +181,13 @@ def _check_positions(
     annotation: str | None,
     index: dict[str, NDArray[Any]],
     names: list[str],
+    places: Mapping[str, list[_Place]],
 ) -> Iterator[Problem]:
     """The same for the columns, or for one annotation."""
     fields, sums = _fields(described, annotation), table(folder / shards.checksums_name(annotation))
     own = f"_{annotation}" if annotation else ""
-    found = _found(folder, described, annotation, fields)
+    known = [(of[0], name) for name in places if (of := shards.shard_of(name)) and of[1] == annotation]
+    found = [(number, *at) for number, name in sorted(known) for at in places[name]]
     counts = {len(found), len(index["id"]), len(names), described.counts.samples}
     if len(counts) > 1:
         yield Problem(shards.INDEX, 0, f"shards, index, samples and {manifest.NAME} count {counts} samples")
@@ -179,16 +213,3 @@ def _fields(described: Manifest, annotation: str | None) -> dict[str, Field]:
     if annotation is None:
         return {column.name: column.field() for column in described.columns}
     return {one.name: one.field() for one in described.annotations if one.name == annotation}
-
-
-def _found(
-    folder: Path, described: Manifest, annotation: str | None, fields: dict[str, Field]
-) -> list[tuple[int, int, dict[str, int], dict[str, NDArray[Any]]]]:
-    """Shard, rows, positions and checksums of every sample, read from the shards."""
-    known = [shards.shard_of(name) for name in described.files]
-    numbers = sorted(one[0] for one in known if one and one[1] == annotation)
-    return [
-        (number, rows, positions, sums)
-        for number in numbers
-        for rows, positions, sums in shards.locate(folder / shards.shard_name(number, annotation), fields)
-    ]

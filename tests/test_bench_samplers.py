@@ -23,6 +23,7 @@ from tamis.bench.sampler_peers import farthest_peers
 from tamis.bench.sampler_table import figures, render
 from tamis.bench.sampler_ways import FEW, Contest, Taken, Way, measured, rows, wrong
 from tamis.bench.samplers import Sizes, run
+from tamis.pipelines import open3d
 from tamis.samplers import voxel
 
 KEYS = {"op", "n", "k", "cloud", "fields", "outputs", "threads", "ours_ms", "peer", "peer_ms", "ratio"}
@@ -331,6 +332,7 @@ def test_peers_that_are_missing_are_said(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(sampler_peers, "import_module", absent)
+    monkeypatch.setattr(open3d, "library", lambda: absent("open3d"))
     found, missing = sampler_peers.installed()
     assert not found
     assert set(missing) == set(sampler_peers.NAMES)

@@ -18,6 +18,9 @@ FLOOR = {
     "trainer": 4,
     "bench": 5,
     "cli": 6,
+    "cli_bench": 6,
+    "cli_end": 6,
+    "cli_scans": 6,
     "__main__": 7,
     "__init__": 7,
 }

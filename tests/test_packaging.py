@@ -27,7 +27,7 @@ def shipped_files() -> set[str]:
             or any(p.startswith(".") or p == "__pycache__" for p in parts)
         ):
             continue
-        if path.suffix == ".py" or path.name == "py.typed" or parts[0] == "configs":
+        if path.suffix in (".py", ".html") or path.name == "py.typed" or parts[0] == "configs":
             found.add("/".join(("tamis", *parts)))
     return found
 

@@ -17,13 +17,13 @@ from tamis.bench.nearest import balance, likeness
 from tamis.bench.quality import Cloud, samplers, scans
 from tamis.bench.quality_table import claims, render
 from tamis.bench.registration import apart
-from tamis.bench.sampler_peers import open3d
 from tamis.errors import DataError, UsageError
+from tamis.pipelines import open3d
 
 
 def _open3d_or_skip() -> None:
     try:
-        open3d()
+        open3d.library()
     except (ImportError, OSError) as error:
         pytest.skip(f"no Open3D ({error}): uv sync --group bench")
 
@@ -180,7 +180,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def absent() -> Any:
         raise ImportError("No module named 'open3d'")
 
-    monkeypatch.setattr(quality, "open3d", absent)
+    monkeypatch.setattr(open3d, "library", absent)
     with pytest.raises(UsageError, match=r"needs Open3D .*uv sync --group bench"):
         quality.run(tmp_path)
 

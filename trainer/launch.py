@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAY_DIFFER = {
+    "data.bad_files",
+    "data.max_bad",
     "data.root",
+    "data.workers",
     "loader.slots",
     "loader.threads",
     "loader.timeout_s",

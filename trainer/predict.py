@@ -17,7 +17,7 @@ from ..errors import DataError, UsageError
 from ..files import prepare
 from ..pipelines.cut import columns_of, cut, select
 from ..pipelines.las_copy import write_copy
-from ..pipelines.readers import Scan, read
+from ..pipelines.readers import ReadSettings, Scan, read
 from ..pipelines.records import sample_id
 from ..pipelines.settings import DataSettings
 from ..pipelines.splits import FilesSplit
@@ -43,7 +43,7 @@ def predict(run: Path, file: Path, out: Path) -> str:
     """
     _check_names(file, out)
     settings, model_settings, state, weights = _trained(run)
-    las, scan = _opened(file)
+    las, scan = _opened(file, settings.data.read)
     task = Segmentation(model_settings, state, list(scan.fields), str(file))
     codes = _codes(file, las, settings.data, state.classes)
     model = whole_model(task)
@@ -83,8 +83,9 @@ def _trained(run: Path) -> tuple[Settings, PointSettings, TaskState, Path]:
     return settings, settings.model, checkpoint.read(written[-1]).task, written[-1]
 
 
-def _opened(file: Path) -> tuple[laspy.LasData, Scan]:
-    scan = read(file)  # first, as it refuses whatever is damaged
+def _opened(file: Path, settings: ReadSettings) -> tuple[laspy.LasData, Scan]:
+    """The file as it is, and its points as the model learned to see them: in the same unit."""
+    scan = read(file, settings)  # first, as it refuses whatever is damaged
     with file.open("rb") as stream:
         if stream.read(4) != b"LASF":
             raise DataError(file, "is no LAS or LAZ file, so it has no place for a class", "convert it first")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from .formats import SUFFIXES, format_of
 from .settings import ReadSettings
+from .units import check
 
 __all__ = ["SUFFIXES", "ReadSettings", "Scan", "Source", "files_of", "opened", "read", "storable"]
 
@@ -65,11 +66,12 @@ def opened(path: Path, settings: ReadSettings | None = None) -> Source:
     brings those that are kept to a type that can be stored.
     Raises DataError, one line with the file and the cause, for whatever is no whole file of points.
     """
-    format = format_of(path)
+    format, settings = format_of(path), settings or ReadSettings()
+    check(path, format, settings)
     reader = import_module(f".{format.module}", __name__)
     if format.module == "idx":
         return Source(reader.read(path), True, files_of(path))
-    scan: Scan = reader.read(path, settings or ReadSettings())
+    scan: Scan = reader.read(path, settings)
     whole = Scan(np.ascontiguousarray(scan.xyz, np.float64), _join_colours(scan.fields))
     return Source([whole], False, (path,))
 

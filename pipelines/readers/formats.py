@@ -28,20 +28,37 @@ class Format(NamedTuple):
 FORMATS = (
     Format("LAS", "las", (".las", ".laz"), ((0, b"LASF"),)),
     Format("NPY", "npy", (".npy",), ((0, b"\x93NUMPY"),)),
+    Format("NPZ", "npz", (".npz",), ((0, b"PK\x03\x04"), (0, b"PK\x05\x06"))),
+    Format("E57", "e57", (".e57",), ((0, b"ASTM-E57"),)),
+    Format("Parquet", "tables", (".parquet",), ((0, b"PAR1"),)),
+    # Not by .arrow: so are datasets named, and those below a folder of raw files are none of them.
+    Format("Feather", "tables", (".feather", ".ipc"), ((0, b"ARROW1"),)),
+    Format("PLY", "ply", (".ply",), ((0, b"ply\n"), (0, b"ply\r"), (0, b"ply "))),
+    Format("GLB", "glb", (".glb",), ((0, b"glTF"),)),
+    Format("OFF", "off", (".off",), ((0, b"OFF"), (0, b"COFF"), (0, b"NOFF"), (0, b"STOFF")), named=True),
+    # A binary STL file may begin with anything.
+    Format("STL", "stl", (".stl",), ((0, b"solid "), (0, b"solid\n"), (0, b"solid\r")), named=True),
+    Format("OBJ", "obj", (".obj",), named=True),
+    Format("PCD", "pcd", (".pcd",), ((0, b"# .PCD v"),), named=True),
+    Format("KITTI or nuScenes", "raw", (".bin",), named=True),
+    Format("text", "columns", (".csv", ".txt", ".xyz", ".pts", ".asc"), named=True),
     Format("IDX", "idx", (), ((0, b"\0\0\x08"), (0, b"\x1f\x8b"))),
 )
 
-SUFFIXES = tuple(suffix for format in FORMATS for suffix in format.suffixes)
-"""Of files that are built from where none are named."""
+SUFFIXES = tuple(suffix for format in FORMATS for suffix in format.suffixes if suffix != ".txt")
+"""Of files that are built from where none are named: not those that notes and licences have too."""
 
 
 def format_of(path: Path) -> Format:
     """The format of a file. Raises DataError for no file, an empty one, and one of no known format."""
     head = _head(path)
-    for format in FORMATS:
-        if any(head[at : at + len(magic)] == magic for at, magic in format.starts):
-            return format
     suffix = path.suffix.lower()
+    # Numbers may look like a short magic: a .bin file whose first x is 8.5 begins as IDX does.
+    least = 4 if any(format.named and suffix in format.suffixes for format in FORMATS) else 0
+    for format in FORMATS:
+        starts = (start for start in format.starts if len(start[1]) >= least)
+        if any(head[at : at + len(magic)] == magic for at, magic in starts):
+            return format
     for format in FORMATS:
         if suffix in format.suffixes:
             if format.named:

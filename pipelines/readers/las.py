@@ -1,4 +1,4 @@
-"""LAS and LAZ, through laspy. Every dimension becomes a field under laspy's name."""
+"""LAS and LAZ, cloud-optimised too, through laspy. Every dimension becomes a field under laspy's name."""
 
 from __future__ import annotations
 
@@ -12,17 +12,28 @@ import numpy as np
 
 from ...errors import DataError
 from . import ReadSettings, Scan
+from .units import geo_keys, metres
 
 # Byte positions in the public header block (LAS 1.4 R15, table 3).
 HEADER_SIZE, POINTS_AT, VLR_COUNT, EVLR_AT, EVLR_COUNT = 94, 96, 100, 235, 243
 _VLR_BYTES, _EVLR_BYTES, _EVLR_LENGTH = 54, 60, 20
 
+# Records of a coordinate system (LAS 1.4 R15, annex B).
+_PROJECTION, _WKT, _KEYS, _DOUBLES = "LASF_Projection", 2112, 34735, 34736
+
+# Of a LASzip record (Isenburg 2013): chunks of any number of points; and what a chunk may always take.
+_VARIABLE, _LARGE = 2**32 - 1, 2**30
+
 # Layers that LASzip cuts a chunk of each point format into, without one for every extra byte.
 _LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}
 
 
-def read(path: Path, settings: ReadSettings) -> Scan:  # noqa: ARG001 (it says all itself)
-    """Read all points; coordinates are scaled in float64. Raises DataError where the file is not whole."""
+def read(path: Path, settings: ReadSettings) -> Scan:
+    """Read all points; coordinates, and extra bytes that have a scale, are scaled in float64.
+
+    With ``settings.unit`` "metre" coordinates are brought to metres by the unit that the records of the
+    coordinate system give. Raises DataError where they give none, and where the file is not whole.
+    """
     try:
         with path.open("rb") as file:
             _check_records(path, file)
@@ -32,14 +43,31 @@ def read(path: Path, settings: ReadSettings) -> Scan:  # noqa: ARG001 (it says a
     # laspy, lazrs and numpy each raise their own kinds on damaged bytes; none of them is a bug of ours.
     except DataError:
         raise
-    except (Exception, MemoryError) as error:  # noqa: BLE001
+    except BaseException as error:
+        # What goes wrong in Rust is no Exception for Python, as Ctrl-C is none.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise DataError(path, f"is a damaged or cut LAS file ({cause})", "copy it again") from None
     if len(data.points) != data.header.point_count:
         raise _too_few(path, data.header.point_count, len(data.points))
     xyz = np.stack([np.asarray(data[axis], np.float64) for axis in "xyz"], axis=1)
+    if settings.unit == "metre":
+        across, up = metres(path, *_system([*data.header.vlrs, *(data.evlrs or [])]))
+        xyz *= (across, across, up)
     names = [name for name in data.point_format.dimension_names if name not in ("X", "Y", "Z")]
     return Scan(xyz, {name: np.array(data[name]) for name in names})
+
+
+def _system(records: list[laspy.VLR]) -> tuple[str, dict[int, float]]:
+    """The WKT of a file's coordinate system, and its GeoTIFF keys; empty where there are none."""
+    found = {
+        record.record_id: record.record_data_bytes()
+        for record in reversed(records)  # of two, the first holds
+        if record.user_id == _PROJECTION
+    }
+    text = found.get(_WKT, b"").decode("utf-8", "replace").rstrip("\0")
+    return text, geo_keys(found.get(_KEYS, b""), found.get(_DOUBLES, b""))
 
 
 def _check_records(path: Path, file: BinaryIO) -> None:
@@ -83,9 +111,12 @@ def _check_count(path: Path, file: BinaryIO, header: laspy.LasHeader) -> None:
     start, promised = header.offset_to_point_data, header.point_count
     position = file.tell()
     if header.are_points_compressed:
-        _check_chunks(path, file, start, header.point_format.size)
+        room = _check_chunks(path, file, start, header.point_format.size)
         file.seek(start)
-        table = lazrs.read_chunk_table(file, lazrs.LazVlr(header.vlrs.get("LasZipVlr")[0].record_data))
+        record = header.vlrs.get("LasZipVlr")[0].record_data
+        per_chunk = _check_items(path, record, promised, header.point_format.size)
+        table = lazrs.read_chunk_table(file, lazrs.LazVlr(record))
+        _check_table(path, table, room, promised if per_chunk == _VARIABLE else per_chunk)
         if header.point_format.id in _LAYERS:
             _check_layers(path, file, start, table, header.point_format)
         # Every chunk but the last is full, so this is the most the file can hold.
@@ -97,8 +128,30 @@ def _check_count(path: Path, file: BinaryIO, header: laspy.LasHeader) -> None:
         raise _too_few(path, promised, held, "at most " if header.are_points_compressed else "")
 
 
-def _check_chunks(path: Path, file: BinaryIO, start: int, point_bytes: int) -> None:
-    """Refuse more chunks than the file has room for, before memory is taken for them.
+def _check_items(path: Path, record: bytes, promised: int, point_bytes: int) -> int:
+    """Points of a chunk, as the LASzip record says. Refuse chunks too large, and parts that make no point."""
+    per_chunk, parts = struct.unpack_from("<I", record, 12)[0], struct.unpack_from("<H", record, 32)[0]
+    found = sum(struct.unpack_from("<H", record, 36 + 6 * part)[0] for part in range(parts))
+    if found != point_bytes:
+        cause = f"is damaged: its LASzip record has points of {found} bytes, its header of {point_bytes}"
+        raise DataError(path, cause, "copy it again")
+    # Memory is taken for whole chunks.
+    if per_chunk != _VARIABLE and per_chunk * point_bytes > max(_LARGE, promised * point_bytes):
+        cause = f"is damaged: it has chunks of {per_chunk} points for {promised} in all"
+        raise DataError(path, cause, "copy it again")
+    return int(per_chunk)
+
+
+def _check_table(path: Path, table: list[tuple[int, int]], room: int, most: int) -> None:
+    """Refuse chunks that do not fit into the ``room`` for them, or have more than ``most`` points."""
+    taken = sum(size for _, size in table)
+    if taken > room or any(points > most for points, _ in table):
+        cause = f"is damaged: its table has chunks of {taken} bytes, they have {room}"
+        raise DataError(path, cause, "copy it again")
+
+
+def _check_chunks(path: Path, file: BinaryIO, start: int, point_bytes: int) -> int:
+    """The bytes of all chunks. Refuse more than they have room for, before memory is taken for them.
 
     The points start with the position of the chunk table; where that is not after it, the writer could not
     seek and the position is the last number of the file (LASzip, Isenburg 2013).
@@ -119,6 +172,7 @@ def _check_chunks(path: Path, file: BinaryIO, start: int, point_bytes: int) -> N
     if (chunks - 1) * point_bytes > at - start:
         cause = f"is damaged: {chunks} chunks have no room in {at - start} bytes"
         raise DataError(path, cause, "copy it again")
+    return int(at - start - 8)
 
 
 def _check_layers(

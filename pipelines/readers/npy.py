@@ -1,4 +1,4 @@
-"""NPY: an (n, 3 or more) array, or a structured one with x, y and z."""
+"""NPY: an (n, 3 or more) array, or a structured one with x, y and z. Named columns become a cloud here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from . import ReadSettings, Scan
+from .axes import places, scan_of
+
+POSITIONS = ("xyz", "points", "pos")
+"""Names of one column that holds all coordinates."""
+
+RENAME = "rename one"
 
 
 def read(path: Path, settings: ReadSettings) -> Scan:  # noqa: ARG001 (it says all itself)
@@ -17,10 +23,61 @@ def read(path: Path, settings: ReadSettings) -> Scan:  # noqa: ARG001 (it says a
 
     Objects are never unpickled. Raises DataError for another shape or element type.
     """
-    array = _load(path)
-    if array.dtype.names is None:
-        return _plain(path, array)
-    return _structured(path, array)
+    return of_array(path, _load(path))
+
+
+def of_array(path: Path, array: NDArray[Any]) -> Scan:
+    """The cloud of one array. Raises DataError for another shape or element type."""
+    if array.dtype.names is not None:
+        if array.ndim != 1:
+            raise DataError(
+                path, f"has structured rows of shape {array.shape}", "store one row a point, (n,)"
+            )
+        return of_columns(path, {name: array[name] for name in array.dtype.names}, "field")
+    if array.ndim != 2 or array.shape[1] < 3:
+        raise DataError(path, f"has shape {array.shape}", "store points as (n, 3) or wider")
+    if not is_number(array.dtype):
+        raise DataError(path, f"has type {array.dtype}", "store floats or integers of up to 64 bits")
+    extra = {f"column_{i}": array[:, i] for i in range(3, array.shape[1])}
+    return Scan(array[:, :3].astype(np.float64), extra)
+
+
+def of_columns(path: Path, columns: dict[str, NDArray[Any]], word: str) -> Scan:
+    """The cloud of named columns of equal length, a ``word`` being what the format calls one.
+
+    Coordinates are one column of `POSITIONS`, (n, 3), or columns x, y and z, (n,), as `axes` knows them.
+    Raises DataError where they are not there or no numbers.
+    """
+    whole = next((name for name in POSITIONS if name in columns and columns[name].shape[1:] == (3,)), None)
+    if whole is not None:
+        _check_number(path, whole, columns[whole], word)
+        rest = {name: column for name, column in columns.items() if name != whole}
+        xyz = columns[whole].astype(np.float64)
+        if {"x", "y", "z"} & rest.keys():
+            return Scan(xyz, rest)
+        return scan_of(path, ["x", "y", "z", *rest], [*xyz.T, *rest.values()], RENAME)
+    names = list(columns)
+    at = places(names)
+    if at is None:
+        cause = f"has no {word}s x, y and z (it has {', '.join(names) or 'none at all'})"
+        raise DataError(path, cause, f"store them, or one {word} xyz of three numbers")
+    for axis in (names[place] for place in at):
+        if columns[axis].ndim != 1:
+            cause = f"{word} '{axis}' has rows of shape {columns[axis].shape[1:]}"
+            raise DataError(path, cause, "store one number a row")
+        _check_number(path, axis, columns[axis], word)
+    return scan_of(path, names, list(columns.values()), RENAME)
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether an element is a number that fits 64 bits."""
+    return dtype.kind in "iuf" and dtype.itemsize <= 8
+
+
+def _check_number(path: Path, name: str, column: NDArray[Any], word: str) -> None:
+    if not is_number(column.dtype):
+        cause = f"{word} '{name}' has type {column.dtype}"
+        raise DataError(path, cause, "store floats or integers of up to 64 bits")
 
 
 def _load(path: Path) -> NDArray[Any]:
@@ -33,34 +90,3 @@ def _load(path: Path) -> NDArray[Any]:
         raise DataError(
             path, f"is not a whole NPY file ({error})", "write it again with numpy.save"
         ) from None
-
-
-def _plain(path: Path, array: NDArray[Any]) -> Scan:
-    if array.ndim != 2 or array.shape[1] < 3:
-        raise DataError(path, f"has shape {array.shape}", "store points as (n, 3) or wider")
-    if not _is_number(array.dtype):
-        raise DataError(path, f"has type {array.dtype}", "store floats or integers of up to 64 bits")
-    extra = {f"column_{i}": array[:, i] for i in range(3, array.shape[1])}
-    return Scan(array[:, :3].astype(np.float64), extra)
-
-
-def _is_number(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "iuf" and dtype.itemsize <= 8
-
-
-def _structured(path: Path, array: NDArray[Any]) -> Scan:
-    names = array.dtype.names or ()
-    if array.ndim != 1:
-        raise DataError(path, f"has structured rows of shape {array.shape}", "store one row a point, (n,)")
-    if "xyz" in names and array["xyz"].shape[1:] == (3,) and _is_number(array["xyz"].dtype):
-        return Scan(array["xyz"].astype(np.float64), {name: array[name] for name in names if name != "xyz"})
-    missing = [axis for axis in "xyz" if axis not in names]
-    if missing:
-        cause = f"has no field '{missing[0]}' among {', '.join(names)}"
-        raise DataError(path, cause, "store fields x, y and z, or one field xyz of three numbers")
-    axes = [array[axis] for axis in "xyz"]
-    for axis, values in zip("xyz", axes, strict=True):
-        if values.ndim != 1 or not _is_number(values.dtype):
-            raise DataError(path, f"field '{axis}' has type {array.dtype[axis]}", "store one number a row")
-    xyz = np.stack([values.astype(np.float64) for values in axes], axis=1)
-    return Scan(xyz, {name: array[name] for name in names if name not in ("x", "y", "z")})

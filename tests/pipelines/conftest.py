@@ -67,6 +67,7 @@ def settings(raw: Path) -> DataSettings:
         split=FilesSplit(kind="files", test=["c.npy"]),
         row_order="source",
         shard_mb=1,
+        workers=1,  # others take longer to start than this takes to build
     )
 
 

@@ -162,10 +162,13 @@ def test_a_source_field_called_label_is_no_class_number(tmp_path: Path, code: in
     assert set(dataset.sample(0).columns["label"]) == {code}
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_is_one_line_and_the_build_goes_on(
-    settings: DataSettings, tmp_path: Path, digests: Digests
+    settings: DataSettings, tmp_path: Path, digests: Digests, workers: int
 ) -> None:
+    """Nor is it taken for a bad file."""
     build(settings, tmp_path / "uncut")
+    settings = changed(settings, workers=workers, bad_files="skip")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (1_000, 30_000, 130_000):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
@@ -327,3 +330,47 @@ def test_real_tiles(data_folder: Path, tmp_path: Path) -> None:
     counts = dataset.manifest.counts.splits["test"]
     assert (counts.samples, counts.points) == (50, 139_553)
     assert counts.points - counts.ignored == 130_237
+
+
+def test_an_update_redoes_what_has_changed_alone(
+    settings: DataSettings, tmp_path: Path, raw: Path, scan_writer: Any, digests: Digests
+) -> None:
+    def updated() -> float:
+        """Files that were read for it; what came out is what a build from nothing gives."""
+        meter = Meter(BUILD)
+        build(settings, tmp_path / "run", meter, update=True)
+        build(settings, tmp_path / "new")
+        assert digests(tmp_path / "run" / "dataset") == digests(tmp_path / "new" / "dataset")
+        shutil.rmtree(tmp_path / "new")
+        return float(meter.table[0, 0])
+
+    assert updated() == 3
+    assert updated() == 0
+    np.save(raw / "b.npy", np.load(raw / "b.npy")[::-1])
+    with pytest.raises(DataError, match=r"b\.npy: has changed since .*--update"):
+        build(settings, tmp_path / "run")
+    assert updated() == 1
+    scan_writer(raw / "d.npy", 300, seed=5, corner=(0, 50))
+    assert updated() == 1
+    (raw / "a.npy").unlink()
+    assert updated() == 0
+    assert len([*(tmp_path / "run" / "dataset.building").iterdir()]) == 2 * 3
+    with pytest.raises(DataError, match=r"another data\.row_order"):
+        build(changed(settings, row_order="random"), tmp_path / "run", update=True)
+    build(settings, tmp_path / "run")  # keeps nothing
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["dataset"]
+    (raw / "d.npy").unlink()
+    assert updated() == 2
+
+
+def test_an_update_that_is_cut_at_its_worst_moment_goes_on(
+    settings: DataSettings, tmp_path: Path, raw: Path, digests: Digests
+) -> None:
+    build(settings, tmp_path / "run", update=True)
+    building = tmp_path / "run" / "dataset.building"
+    (tmp_path / "run" / "dataset").rename(building / "replaced")
+    meter = Meter(BUILD)
+    build(settings, tmp_path / "run", meter)
+    assert meter.table[0, 0] == 0
+    build(settings, tmp_path / "new")
+    assert digests(tmp_path / "run") == digests(tmp_path / "new")

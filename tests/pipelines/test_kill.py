@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,3 +88,80 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
     build(settings, tmp_path / "cut")
     assert digests(tmp_path / "cut") == digests(tmp_path / "uncut")
     assert verify(tmp_path / "cut") == []
+
+
+BUILD = """
+import json, sys
+from pathlib import Path
+from tamis.config import check
+from tamis.pipelines.build import DataSettings, build
+
+build(check(json.loads(sys.argv[1]), DataSettings, where="data"), Path(sys.argv[2]))
+"""
+
+KILLS = int(os.environ.get("TAMIS_KILLS", "3"))
+
+
+def pieces(out: Path) -> int:
+    """Parts that are finished, and files of the dataset that are begun."""
+    building = out / "dataset.building"
+    parts = len([*building.glob("part-*.json")])
+    return parts + len([*(out / "dataset").glob("*"), *(building / "dataset").glob("*")])
+
+
+def killed(settings: DataSettings, out: Path, at: int, later_s: float) -> bool:
+    """Whether a build could be killed, with its process group, when ``at`` pieces were there."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", BUILD, settings.model_dump_json(), str(out)],
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+    )
+    while process.poll() is None and pieces(out) < at:
+        time.sleep(0.0005)
+    until = time.monotonic() + later_s
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(0.0005)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+def check_kills(
+    settings: DataSettings,
+    tmp_path: Path,
+    scan_writer: Any,
+    digests: Callable[[Path], dict[str, str]],
+    kills: int,
+) -> None:
+    """Kill builds by 1, 2 and 4 workers in turn at random moments; another number of workers goes on."""
+    root = settings.root or tmp_path
+    for number in range(6):
+        scan_writer(root / f"more {number}.npy", 4_000 * (number + 1), seed=number, corner=(0, 30 * number))
+    settings = settings.model_copy(update={"row_order": "random"})
+    build(settings, tmp_path / "uncut")
+    right = digests(tmp_path / "uncut")
+    most = 9 + len(right)
+    seed = random.randrange(2**32)
+    chance, in_time = random.Random(seed), 0
+    for kill in range(kills):
+        out = tmp_path / f"cut {kill}"
+        with_workers = settings.model_copy(update={"workers": (1, 2, 4)[kill % 3]})
+        in_time += killed(with_workers, out, chance.randint(1, most), chance.uniform(0, 0.02))
+        assert pieces(out), f"seed {seed}, kill {kill}"
+        build(settings.model_copy(update={"workers": (1, 1, 2)[kill % 3]}), out)
+        assert digests(out) == right, f"seed {seed}, kill {kill}"
+    assert in_time >= kills // 2, f"seed {seed}: {in_time} builds were killed, the others had ended"
+
+
+def test_a_build_by_several_workers_goes_on_to_the_same_bytes(
+    settings: DataSettings, tmp_path: Path, scan_writer: Any, digests: Callable[[Path], dict[str, str]]
+) -> None:
+    check_kills(settings, tmp_path, scan_writer, digests, KILLS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_forty_kills(
+    settings: DataSettings, tmp_path: Path, scan_writer: Any, digests: Callable[[Path], dict[str, str]]
+) -> None:
+    check_kills(settings, tmp_path, scan_writer, digests, 40)

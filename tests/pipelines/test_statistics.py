@@ -12,8 +12,11 @@ from tamis.pipelines.statistics import Moments
 
 def test_only_the_rows_for_percentiles_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "KEPT", 1000)
-    parts, rows = 20, 50_000
-    moments = Moments(Field(np.dtype("f4"), 1, "none"), parts * rows)
+    parts, rows, field = 20, 50_000, Field(np.dtype("f4"), 1, "none")
+    compiled = Moments(field, 1)
+    compiled.add(np.zeros(1, np.float32))
+    assert compiled.figures().max == [0.0]
+    moments = Moments(field, parts * rows)
     tracemalloc.start()
     for part in range(parts):
         moments.add(np.full(rows, part, np.float32))

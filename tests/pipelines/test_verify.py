@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
 
-from tamis.errors import DataError
+from tamis.errors import DataError, UsageError
 from tamis.pipelines import manifest, shards
 from tamis.pipelines.build import DataSettings, build
 from tamis.pipelines.checks import chunk_sums
@@ -90,3 +91,47 @@ def test_an_index_that_lies_is_found(built: Path) -> None:
 def test_nothing_to_verify(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no dataset"):
         verify(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_number_of_threads_finds_the_same(built: Path, seed: int) -> None:
+    """Damage in several shards at once, each named by sample and column, in the order of the files."""
+    rng = np.random.default_rng(seed)
+    dataset = Dataset(built)
+    wanted = []
+    for shard in np.unique(dataset.shard).tolist():
+        row = int(rng.choice(np.flatnonzero(dataset.shard == shard)))
+        at = int(dataset.positions["intensity"][row]) + int(rng.integers(2 * int(dataset.rows[row])))
+        path = dataset.shard_path(shard)
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(data)
+        wanted.append((path.name, at, dataset.samples.column("name")[row].as_py()))
+    assert len(wanted) > 1
+    (built / "notes.txt").write_text("hello")
+    found = verify(built)
+    assert found[0].file == "notes.txt"
+    assert [(one.file, one.offset) for one in found[1:]] == [one[:2] for one in wanted]
+    assert all(
+        f"sample {name}, column intensity" in one.cause
+        for one, (*_, name) in zip(found[1:], wanted, strict=True)
+    )
+    assert verify(built, threads=1) == verify(built, threads=3) == found
+
+
+def test_files_are_read_side_by_side(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shards are open at once: each reader waits for the other."""
+    both, real = Barrier(2, timeout=20), chunk_sums
+
+    def waiting(path: Path) -> tuple[int, str, list[int]]:
+        if path.name in ("shard-00000.arrow", "shard-00001.arrow"):
+            both.wait()
+        return real(path)
+
+    monkeypatch.setattr("tamis.pipelines.verify.chunk_sums", waiting)
+    assert verify(built, threads=2) == []
+
+
+def test_threads_that_are_no_number(built: Path) -> None:
+    with pytest.raises(UsageError, match="threads"):
+        verify(built, threads=0)

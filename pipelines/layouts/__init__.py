@@ -1,0 +1,19 @@
+"""Published datasets as they lie in their folders, with their official splits and classes."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from . import modelnet, s3dis, scannet, semantickitti, shapenet_part
+from .layout import Layout
+
+Name = Literal["semantickitti", "s3dis", "scannet", "modelnet", "shapenet_part"]
+NAMES: tuple[Name, ...] = get_args(Name)
+
+LAYOUTS: dict[Name, Layout] = {
+    "semantickitti": semantickitti.LAYOUT,
+    "s3dis": s3dis.LAYOUT,
+    "scannet": scannet.LAYOUT,
+    "modelnet": modelnet.LAYOUT,
+    "shapenet_part": shapenet_part.LAYOUT,
+}

@@ -1,0 +1,75 @@
+"""What a published dataset lays down: where its scans lie, which are evaluated, where their labels are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from ..readers import ReadSettings, Scan
+
+
+class Layout(NamedTuple):
+    """A published dataset's way to lie in folders below a root.
+
+    ``find(root)``: name of each scan, relative to the root -> its official split. ``read(root, name)``: the
+    scan, with its labels as a field. ``files(root, name)``: the files that takes, the named one first.
+    ``classes(root)``: class -> codes, as the dataset's authors number and evaluate them. ``label``: the field
+    that holds the codes. ``objects``: whether each scan is an object that stands for itself.
+    """
+
+    find: Callable[[Path], dict[str, str]]
+    read: Callable[[Path, str], Scan]
+    files: Callable[[Path, str], tuple[Path, ...]]
+    classes: Callable[[Path], Mapping[str, list[int]]]
+    label: str
+    objects: bool = False
+
+
+PLAIN = ReadSettings()
+
+
+def names(root: Path, pattern: str) -> list[str]:
+    """The files below ``root`` that match, relative to it, sorted."""
+    return sorted(path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file())
+
+
+def must_exist(path: Path, what: str) -> Path:
+    """The path; DataError where there is no such file."""
+    if not path.is_file():
+        raise DataError(path, f"is missing: {what}", "complete the download")
+    return path
+
+
+def lines(path: Path, what: str) -> list[str]:
+    """The words on each line of a list, without the empty ones; DataError where there is no list."""
+    try:
+        return [line.strip() for line in must_exist(path, what).read_text().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataError(path, f"is no text (offset {error.start})", "copy it again") from None
+
+
+def one_a_row(path: Path, values: NDArray[Any], scan: Scan, of: str) -> NDArray[Any]:
+    """``values``, one for each of the scan's points; DataError where they are not as many."""
+    if len(values) != len(scan.xyz):
+        raise DataError(path, f"has {len(values)} labels, {of} {len(scan.xyz)} points", "copy both again")
+    return values
+
+
+def with_fields(scan: Scan, **fields: NDArray[Any]) -> Scan:
+    """The scan with more fields."""
+    return Scan(scan.xyz, {**scan.fields, **fields}, scan.first)
+
+
+def numbered(classes: Sequence[str]) -> dict[str, list[int]]:
+    """Each class with its place as its code."""
+    return {name: [number] for number, name in enumerate(classes)}
+
+
+def constant(scan: Scan, code: int) -> NDArray[np.int32]:
+    """One code for all points."""
+    return np.full(len(scan.xyz), code, np.int32)

@@ -1,0 +1,161 @@
+"""Text: a point a line, in CSV, TXT, XYZ, PTS and ASC files, with or without a line of names.
+
+There is no standard. What is read: lines of numbers divided by semicolons, tabs, commas or blanks, as the
+first of them is; blank lines, and comments that start with # or //; names in a line before the numbers, a
+comment or not, quoted or not; beside it, alone on a line, the number of points (Leica's PTS).
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from ...errors import DataError
+from . import ReadSettings, Scan
+from .axes import NORMALS, checked, places, scan_of
+from .text_numbers import CHUNK, parsed, shown_token
+
+log = logging.getLogger(__name__)
+
+_NUMBER_LIKE = re.compile(rb"[-+]?[.,]?\d")
+_WORDS = (b"nan", b"inf", b"infinity")
+
+
+@dataclass
+class _Head:
+    """What stands before the numbers, and how the first of them are divided.
+
+    ``start`` and ``line``: of the first numbers. ``width``: how many there are, 0 where there is none.
+    """
+
+    names: list[str] | None = None
+    promised: int | None = None
+    delimiter: str = ""
+    width: int = 0
+    start: int = 0
+    line: int = 1
+
+
+def read(path: Path, settings: ReadSettings) -> Scan:
+    """Read all points; columns hold int64 where every number is one that it can hold, else float64.
+
+    x, y and z are the columns of one of the names in `axes.AXES`, or the first three where there are no
+    names; then the others become ``column_3``, ``column_4``, ... ``settings.columns`` goes before the names
+    of the file. A cell without a character is NaN. Normals are float64 always.
+    Raises DataError, with line and token, for what is no number (so for a decimal comma), for another number
+    of columns, and where the promised number of points is not there; UsageError for ``settings.columns``
+    without x, y and z.
+    """
+    given = checked(settings.columns) if settings.columns is not None else None
+    try:
+        with path.open("rb") as file:
+            head = _head(path, file)
+            names = given or head.names
+            width = head.width or (len(names) if names else 3)
+            names = names or ["x", "y", "z", *(f"column_{i}" for i in range(3, width))]
+            if len(names) != width:
+                cause = f"line {head.line} has {width} columns, {len(names)} are named ({', '.join(names)})"
+                raise DataError(path, cause, "name its columns in data.read.columns")
+            file.seek(head.start)
+            table = parsed(path, file, width, head.delimiter, head.line)
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
+    n = len(table.columns[0])
+    if head.promised not in (None, n):
+        raise DataError(path, f"promises {head.promised} points, it holds {n}", "copy it again")
+    if table.empty:
+        log.info("%s: %d empty cells are read as NaN", path, table.empty)
+    for column, name in enumerate(names):
+        if any(name.lower() in parts for parts in NORMALS):
+            # Of an even floor they are whole, which does not make them another field than those of a hill.
+            table.columns[column] = table.columns[column].astype(np.float64, copy=False)
+    return scan_of(path, names, table.columns, "name its columns in data.read.columns")
+
+
+def _head(path: Path, file: BinaryIO) -> _Head:
+    """Read up to the first numbers. Raises DataError for what is no text and for fewer than three columns."""
+    head, comment = _Head(), b""
+    begin = file.read(4)
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(path, "is UTF-16 text", "save it as UTF-8")
+    file.seek(len(codecs.BOM_UTF8) if begin.startswith(codecs.BOM_UTF8) else 0)
+    while True:
+        head.start = file.tell()
+        line = file.readline(CHUNK)
+        text = line.strip(b" \r\n")
+        if not line:
+            break
+        if len(line) == CHUNK:
+            raise DataError(path, f"line {head.line} has {CHUNK} characters or more", "write a point a line")
+        if text.strip().startswith((b"#", b"//")):
+            comment = text
+        elif text.strip():
+            head.delimiter = _delimiter(text)
+            cells = _split(text, head.delimiter)
+            if head.promised is None and len(cells) == 1 and cells[0].isdigit() and len(cells[0]) < 19:
+                head.promised = int(cells[0])
+            elif head.names is None and _are_names(_split(text, _delimiter(text, names=True))):
+                head.names = _names(path, head.line, text)
+            else:
+                head.width = len(cells)
+                break
+        head.line += 1
+    if head.width in (1, 2):
+        cause = f"line {head.line} has {head.width} columns ({shown_token(text)}), a point has three"
+        raise DataError(path, cause, "name a file of points")
+    if head.names is None and comment:
+        names = _names(path, head.line, comment.lstrip(b"#/ \t"), strict=False)
+        if places(names) is not None and head.width in (0, len(names)):
+            head.names = names
+    if not head.width and head.names is None and head.promised is None:
+        raise DataError(path, "holds no line of numbers", "name a file of points")
+    return head
+
+
+def _delimiter(line: bytes, *, names: bool = False) -> str:
+    """A line's delimiter, "" for blanks and tabs. Tabs alone where numbers between them have no blanks."""
+    if b";" in line:
+        return ";"
+    if b"\t" in line:
+        cells = [cell.strip(b" ") for cell in line.split(b"\t")]
+        if len(cells) > 2 and cells[0] and cells[-1] and (names or not any(b" " in cell for cell in cells)):
+            return "\t"
+    return "," if b"," in line else ""
+
+
+def _split(line: bytes, delimiter: str) -> list[bytes]:
+    cells = line.split(delimiter.encode()) if delimiter else line.split()
+    return [cell.strip().strip(b'"') for cell in cells]
+
+
+def _are_names(cells: list[bytes]) -> bool:
+    """Whether a line holds names: x, y and z among them, or some and nothing like a number."""
+    if places([cell.decode("latin-1") for cell in cells]) is not None:
+        return True
+    return any(cells) and not any(_NUMBER_LIKE.match(cell) or cell.lower() in _WORDS for cell in cells)
+
+
+def _names(path: Path, line: int, text: bytes, *, strict: bool = True) -> list[str]:
+    """The names in a line, each without its quotes; ``column_0``, ... for those that are empty."""
+    try:
+        whole = text.decode()
+    except UnicodeDecodeError:
+        whole = text.decode("latin-1")
+    delimiter = _delimiter(text, names=True)
+    if not delimiter:
+        whole, delimiter = " ".join(whole.split()), " "
+    try:
+        cells = next(csv.reader([whole], delimiter=delimiter, skipinitialspace=True))
+    except csv.Error:
+        cells = [whole]
+    names = [cell.strip() for cell in cells]
+    if strict and not all(name.isprintable() for name in names):
+        raise DataError(path, f"line {line} is no text: {shown_token(text)}", "name a file of points")
+    return [name or f"column_{i}" for i, name in enumerate(names)]

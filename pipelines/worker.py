@@ -1,0 +1,104 @@
+"""A process that makes parts: it is told what there is to do once, then a source at a time.
+
+It talks over stdin and stdout as workers for user code do. What a source breaks is this process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import TamisError, UsageError
+from ..metrics import BUILD, Meter
+from .journal import Journal
+from .parts import Work, stopped
+from .settings import DataSettings
+from .user_messages import message, received
+from .user_worker import die_with, take_pipes
+
+
+def plain(work: Work) -> dict[str, Any]:
+    """What a worker has to know, as plain values. Keys keep their order: that of the classes counts."""
+    return {
+        "root": str(work.root),
+        "settings": work.settings.content().model_dump(mode="json"),
+        "listed": dict(work.listed),
+        "folder": str(work.journal.folder),
+        "digest": work.journal.settings,
+    }
+
+
+def main(parent: int) -> None:
+    """Serve the process ``parent`` over stdin and stdout.
+
+    It says that it is ready, and is then sent what `plain` makes and names of sources, until it is killed.
+    A reply holds the part, or an error made plain and whether it stops the build, what was logged, and the
+    figures of the stages.
+    """
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    requests, replies = take_pipes()
+
+    def fill(room: memoryview) -> None:
+        while room:
+            n = os.readv(requests, [room])
+            if not n:
+                raise EOFError
+            room = room[n:]
+
+    def send(about: Any, **columns: Any) -> None:
+        for part in message(about, columns):
+            while part:
+                part = part[os.write(replies, part) :]
+
+    try:
+        send(None)
+        about, _ = received(fill)
+        work = Work(
+            Path(about["root"]),
+            DataSettings.model_validate_json(json.dumps(about["settings"])),
+            about["listed"],
+            Journal(Path(about["folder"]), about["digest"]),
+        )
+        logged = _Logged()
+        while True:
+            source, _ = received(fill)
+            meter = Meter(BUILD)
+            reply = {"source": source} | _made(work, source, meter)
+            send(reply | {"logged": logged.taken()}, figures=meter.table)
+    except (EOFError, BrokenPipeError):  # the parent has gone
+        return
+
+
+def _made(work: Work, source: str, meter: Meter) -> dict[str, Any]:
+    try:
+        return {"part": work.part(source, meter).model_dump_json()}
+    except TamisError as error:
+        return {"error": error.plain(), "stops": isinstance(error, UsageError)}
+    except (OSError, pa.ArrowException) as error:  # what cannot be read is a DataError: this is the output
+        return {"error": stopped(error, work.journal.folder.parent).plain(), "stops": True}
+
+
+class _Logged(logging.Handler):
+    """What is logged here, for the parent to log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[tuple[str, int, str]] = []
+        logging.getLogger().addHandler(self)
+        logging.getLogger("tamis").setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self._records.append((record.name, record.levelno, record.getMessage()))
+
+    def taken(self) -> list[tuple[str, int, str]]:
+        """What has come since the last call."""
+        records, self._records = self._records, []
+        return records

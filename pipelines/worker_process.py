@@ -1,0 +1,96 @@
+"""One worker of a build, as its parent sees it: started, told what to do, listened to and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .user_messages import Garbled, message, received
+
+_START = (
+    "import sys; sys.path[:] = sys.argv[2:]; from tamis.pipelines.worker import main; main(int(sys.argv[1]))"
+)
+_HANG_UP_S = 5.0  # from the end of a worker's pipes to its own
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+class Lost(Exception):
+    """A worker that has ended: ``how``, a predicate, and whether that came from ``outside``."""
+
+    def __init__(self, how: str, outside: bool) -> None:
+        super().__init__(how)
+        self.how, self.outside = how, outside
+
+
+class WorkerProcess:
+    """A process with this process's ``sys.path`` that makes one part at a time.
+
+    It is killed by the kernel when the thread that made it ends, however that comes. ``source``: what it
+    works at. ``replies``: a descriptor that is readable when it has something to say or has ended.
+    """
+
+    def __init__(self) -> None:
+        path = [entry or os.curdir for entry in sys.path if isinstance(entry, str)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, str(os.getpid()), *path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # what it starts can be ended with it, and Ctrl-C is for us alone
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self.pid = self._process.pid
+        self.source: str | None = None
+        self.replies = self._process.stdout.fileno()
+        self._requests = self._process.stdin.fileno()
+
+    def say(self, about: Any) -> None:
+        """Send a JSON value. That a worker has ended is found out by waiting for its reply."""
+        with suppress(BrokenPipeError):
+            for part in message(about):
+                while part:
+                    part = part[os.write(self._requests, part) :]
+
+    def reply(self) -> tuple[Any, dict[str, NDArray[Any]]]:
+        """The next reply, waited for. Raises Lost where the worker has ended."""
+        try:
+            return received(self._fill)
+        except Garbled:
+            raise self._lost() from None
+
+    def end(self) -> None:
+        """Kill it and what it started: what it has said is finished is on the disk."""
+        if self._process.poll() is None:
+            # Before it is reaped, as after that the number may be another process's.
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+
+    def _fill(self, room: memoryview) -> None:
+        while room:
+            n = os.readv(self.replies, [room])
+            if not n:
+                raise self._lost()
+            room = room[n:]
+
+    def _lost(self) -> Lost:
+        """How the worker, which does not speak any more, has ended."""
+        try:
+            code = self._process.wait(_HANG_UP_S)
+        except subprocess.TimeoutExpired:
+            return Lost("closed its pipes", False)
+        if code >= 0:
+            return Lost(f"ended with exit code {code}", False)
+        names = {one.value: one.name for one in signal.Signals}
+        return Lost(f"was killed by {names.get(-code, f'signal {-code}')}", -code in _FROM_OUTSIDE)
