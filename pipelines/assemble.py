@@ -63,7 +63,7 @@ def assemble(
     splits = [member.about.split for member in members]
     layout = shards.divide([m.about.rows * row_bytes for m in members], splits, settings.shard_mb << 20)
 
-    tally = _Tally(fields, members, len(settings.classes))
+    tally = Tally(fields, members, len(settings.classes))
     for number, rows in enumerate(layout):
         with meter.time("build.write", items=len(rows)):
             own = _batches([members[row] for row in rows], journal, schema)
@@ -80,10 +80,11 @@ def assemble(
         sources={part.source: SourceDigest(bytes=part.bytes, sha256=part.sha256) for part in parts},
         skipped=skipped,
     )
-    finish(folder, _about(members), layout, described, settings)
+    finish(folder, about(members), layout, described, settings)
 
 
-def _about(members: Sequence[Member]) -> About:
+def about(members: Sequence[Member]) -> About:
+    """What ``samples.arrow`` says of the samples."""
     return About(
         source=[member.source for member in members],
         tile=[member.about.tile for member in members],
@@ -123,7 +124,7 @@ def _batches(members: Sequence[Member], journal: Journal, schema: pa.Schema) -> 
             yield reader.get_batch(member.number).select(schema.names)
 
 
-class _Tally:
+class Tally:
     """Counts rows, classes and figures while the samples pass."""
 
     def __init__(self, fields: Mapping[str, Field], members: Sequence[Member], classes: int) -> None:

@@ -139,7 +139,7 @@ def _make_parts(
     root, settings, bad, parts = work.root, work.settings, BadFiles(work), dict[str, Part]()
     untried = [*bad.untried(names)]
     sizes = {name: engine.size(work, name) for name in untried}
-    workers = engine.workers_for(settings.workers, len(untried))
+    workers = engine.workers_for(settings, sizes)
     progress.begin(len(names), sizes, workers)
     for source, result in engine.made(work, sizes, workers, meter):
         if isinstance(result, DataError):
@@ -177,7 +177,7 @@ def _check_columns(root: Path, parts: Sequence[Part]) -> None:
 def _is_same(final: Path, raw: Raw, names: Sequence[str], *, update: bool) -> bool:
     """Refuse a finished dataset that these settings would not give; other sources are for an ``update``."""
     there = Dataset(final).manifest
-    keys = differences(_settings_of(there), raw.settings.content())
+    keys = differences(settings_of(there), raw.settings.content())
     if keys:
         fix = "choose another --out, or remove the dataset to build it anew"
         raise DataError(final, f"was built with another data.{', data.'.join(keys)}", fix)
@@ -208,7 +208,7 @@ def _check_sources(final: Path, there: Manifest, raw: Raw, names: Sequence[str])
             raise DataError(raw.root / name, f"has changed since {final} was built without it", fix)
 
 
-def _settings_of(there: Manifest) -> DataSettings:
+def settings_of(there: Manifest) -> DataSettings:
     """The settings a dataset records. Keys of JSON have no order; that of the classes is in its list."""
     classes = there.configuration["classes"]
     recorded = there.configuration | {"classes": {name: classes[name] for name in there.classes}}

@@ -18,8 +18,8 @@ from ..errors import DataError, UsageError, system_error
 from ..files import sync
 from . import convert_in, convert_out, manifest
 from .convert_read import Kind
-from .dali_tfrecord import _masked
 from .dataset import Dataset, folder_of
+from .tfrecord import masked
 
 To = Literal["dataset", "webdataset", "tfrecord"]
 
@@ -135,7 +135,7 @@ def _kind_of(path: Path) -> Kind | None:
             head = file.read(512)
     except OSError as error:
         raise system_error(error, path) from None
-    if len(head) >= 12 and struct.pack("<I", _masked(crc32c(head[:8]))) == head[8:12]:
+    if len(head) >= 12 and struct.pack("<I", masked(crc32c(head[:8]))) == head[8:12]:
         return "tfrecord"
     name = path.name.lower()
     if head[257:262] == b"ustar" or name.endswith(".tar"):

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..errors import DataError
 from . import convert_card, shards, sources
-from .assemble import _about, _Tally
-from .build import _settings_of
+from .assemble import Tally, about
+from .build import settings_of
 from .convert_found import Found, others, ours, split_of
 from .convert_read import Kind, samples
 from .dali_opened import relative
@@ -46,7 +46,7 @@ def write(root: Path, paths: Sequence[Path], kind: Kind, folder: Path, shard_mb:
         splits = {path: split_of(root, path) for path in paths}
         found, known = others(first, packed, splits), None
         digests = _digests(paths, names)
-    settings = _settings_of(known) if known else DataSettings(row_order="source")
+    settings = settings_of(known) if known else DataSettings(row_order="source")
     if shard_mb is not None:
         settings = settings.model_copy(update={"shard_mb": shard_mb})
     _write(folder, found, settings, known, digests)
@@ -63,7 +63,7 @@ def _write(
     fields, annotations = _fields(found.columns), _fields(found.annotations)
     splits = [member.about.split for member in found.members]
     layout = shards.divide(found.sizes, splits, settings.shard_mb << 20)
-    tally, rows = _Tally(fields, found.members, len(settings.classes)), Counter[tuple[str, str]]()
+    tally, rows = Tally(fields, found.members, len(settings.classes)), Counter[tuple[str, str]]()
     for number, own in enumerate(layout):
         split = splits[own.start]
         with ExitStack() as stack:
@@ -93,7 +93,7 @@ def _write(
         sources=dict(digests),
         skipped=known.skipped if known else {},
     )
-    finish(folder, _about(found.members), layout, described, settings)
+    finish(folder, about(found.members), layout, described, settings)
 
 
 @contextmanager

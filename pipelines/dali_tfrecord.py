@@ -18,11 +18,10 @@ from ..config import ConfigPath, Model
 from ..errors import DataError, system_error
 from . import dali
 from .dali_opened import READER, Opened, field_of, folder_of, relative
+from .tfrecord import FIX, HEAD, TAIL, masked, sized
 
 Stored = Literal["bytes", "floats", "ints"]
 
-_FIX = "fetch it again; compressed files are not read"
-_HEAD, _TAIL = 12, 4  # length and its checksum; the checksum of the data
 _VALUES = {1: "bytes", 2: "floats", 3: "ints"}  # field numbers of a tf.train.Feature
 
 
@@ -132,14 +131,14 @@ def _spans(path: Path, data: mmap.mmap, columns: dict[str, FeatureColumn]) -> It
     start, number = 0, 0
     while start < len(data):
         where = f"{path}: record {number}, byte {start}"
-        head = data[start : start + _HEAD]
-        if len(head) < _HEAD or struct.unpack("<I", head[8:])[0] != _masked(crc32c(head[:8])):
-            raise DataError(where, "its length is damaged or cut", _FIX)
-        size = _HEAD + struct.unpack("<Q", head[:8])[0] + _TAIL
+        head = data[start : start + HEAD]
+        if len(head) < HEAD or struct.unpack("<I", head[8:])[0] != masked(crc32c(head[:8])):
+            raise DataError(where, "its length is damaged or cut", FIX)
+        size = HEAD + struct.unpack("<Q", head[:8])[0] + TAIL
         if start + size > len(data):
-            raise DataError(where, f"ends {start + size - len(data)} bytes beyond the file", _FIX)
+            raise DataError(where, f"ends {start + size - len(data)} bytes beyond the file", FIX)
         try:
-            found = _features(memoryview(data)[start + _HEAD : start + size - _TAIL])
+            found = _features(memoryview(data)[start + HEAD : start + size - TAIL])
         except (ValueError, IndexError):
             raise DataError(where, "holds no tf.train.Example", "write it again") from None
         for column in columns.values():
@@ -153,40 +152,15 @@ def _spans(path: Path, data: mmap.mmap, columns: dict[str, FeatureColumn]) -> It
         start, number = start + size, number + 1
 
 
-def _masked(crc: int) -> int:
-    """A checksum as TFRecord stores it."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def _features(example: memoryview) -> dict[str, str]:
     """Names of the features of a tf.train.Example and how they are stored."""
     found: dict[str, str] = {}
-    for _, features in _parts(example):
-        for _, entry in _parts(features):
-            pair = dict(_parts(entry))
-            for number, listed in _parts(pair.get(2, memoryview(b""))):
+    for _, features in sized(example):
+        for _, entry in sized(features):
+            pair = dict(sized(entry))
+            for number, listed in sized(pair.get(2, memoryview(b""))):
                 stored = _VALUES.get(number, "unknown")
-                if stored == "bytes" and (n := len([*_parts(listed)])) != 1:
+                if stored == "bytes" and (n := len([*sized(listed)])) != 1:
                     stored = f"{n} byte strings"  # DALI reads the first, which must be there
                 found[bytes(pair.get(1, b"")).decode()] = stored
     return found
-
-
-def _parts(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Field numbers and contents of a protobuf message whose fields are all of the kind that has a length."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        size, at = _varint(message, at)
-        if tag & 7 != 2 or at + size > len(message):
-            raise ValueError("another kind of field, or one that is cut")
-        yield tag >> 3, message[at : at + size]
-        at += size
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while message[at] & 0x80:
-        value |= (message[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    return value | message[at] << shift, at + 1

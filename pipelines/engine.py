@@ -17,6 +17,7 @@ from ..metrics import Meter
 from .bad import Killed
 from .journal import Part
 from .parts import Work
+from .settings import DataSettings
 from .worker import plain
 from .worker_process import Lost, WorkerProcess
 
@@ -24,9 +25,20 @@ Made = tuple[str, Part | DataError]
 """A source and its part, or why it has none."""
 
 
-def workers_for(wanted: int | None, sources: int) -> int:
-    """How many processes make parts; 1 is this one."""
-    return max(min(wanted or len(os.sched_getaffinity(0)), sources), 1)
+_WORTH = 16 << 20
+"""Bytes of sources that take about as long to read as a process takes to start."""
+
+
+def workers_for(settings: DataSettings, sizes: Mapping[str, int]) -> int:
+    """How many processes make parts of sources of these ``sizes``; 1 is this one.
+
+    Where nothing is said, as many as the CPUs, but no more than pay; where bad files are skipped, the CPUs:
+    a library that crashes over a file then takes no more than a worker with it.
+    """
+    wanted = settings.workers or len(os.sched_getaffinity(0))
+    if settings.workers is None and settings.bad_files == "stop":
+        wanted = min(wanted, 1 + sum(sizes.values()) // _WORTH)
+    return max(min(wanted, len(sizes)), 1)
 
 
 def made(work: Work, sizes: Mapping[str, int], workers: int, meter: Meter) -> Iterator[Made]:

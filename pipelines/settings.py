@@ -35,8 +35,8 @@ class DataSettings(Model):
     ``where``: which training samples are kept. ``read``: what the files do not say of themselves. ``text``:
     the files are no points but texts; of the keys above, ``files`` and ``split`` then hold.
     ``shard_mb``: MiB a shard. ``verify``: when a loader checks what it reads. ``workers``: processes that
-    read files (default: the CPUs this process may use, at most one a file). ``bad_files``: "skip" leaves out
-    up to ``max_bad`` files that cannot be made samples of.
+    read files (default: the CPUs this process may use, but no more than pay). ``bad_files``: "skip" leaves
+    out up to ``max_bad`` files that cannot be made samples of.
     """
 
     path: ConfigPath | None = None

@@ -17,13 +17,16 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from ..errors import DataError, system_error
-from .dali_tfrecord import _FIX, _HEAD, _TAIL, _masked
 
 Values = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
 """What a feature lists."""
 
 LARGEST = (1 << 31) - 1
 """Bytes of the largest message that a protobuf library reads."""
+
+FIX = "fetch it again; compressed files are not read"
+HEAD, TAIL = 12, 4
+"""Bytes of a record before its data, the length and its checksum, and after them, their checksum."""
 
 _LIST = {1: "bytes", 2: "floats", 3: "ints"}
 _VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5  # how a field of a message is stored
@@ -46,7 +49,7 @@ def framed(data: bytes) -> bytes:
     """A record of a TFRecord file."""
     length = struct.pack("<Q", len(data))
     return b"".join(
-        [length, struct.pack("<I", _masked(crc32c(length))), data, struct.pack("<I", _masked(crc32c(data)))]
+        [length, struct.pack("<I", masked(crc32c(length))), data, struct.pack("<I", masked(crc32c(data)))]
     )
 
 
@@ -78,9 +81,9 @@ def features(data: bytes) -> dict[str, Values]:
     A feature that is there without a list has no bytes.
     """
     found: dict[str, Values] = {}
-    for _, listed in _sized(memoryview(data)):
-        for _, entry in _sized(listed):
-            pair = dict(_sized(entry))
+    for _, listed in sized(memoryview(data)):
+        for _, entry in sized(listed):
+            pair = dict(sized(entry))
             name = bytes(pair.get(1, b"")).decode()
             if name in found:
                 raise ValueError(f"names '{name}' twice")
@@ -91,26 +94,26 @@ def features(data: bytes) -> dict[str, Values]:
 def _next(path: Path, file: IO[bytes], size: int) -> bytes:
     start = file.tell()
     where = f"{path}: record at byte {start}"
-    head = file.read(_HEAD)
-    if len(head) < _HEAD or struct.unpack("<I", head[8:])[0] != _masked(crc32c(head[:8])):
-        raise DataError(where, "its length is damaged or cut", _FIX)
+    head = file.read(HEAD)
+    if len(head) < HEAD or struct.unpack("<I", head[8:])[0] != masked(crc32c(head[:8])):
+        raise DataError(where, "its length is damaged or cut", FIX)
     (length,) = struct.unpack("<Q", head[:8])
-    beyond = start + _HEAD + length + _TAIL - size
+    beyond = start + HEAD + length + TAIL - size
     if beyond > 0:
-        raise DataError(where, f"ends {beyond} bytes beyond the file", _FIX)
-    data, tail = file.read(length), file.read(_TAIL)
-    if tail != struct.pack("<I", _masked(crc32c(data))):
-        raise DataError(where, "its data are not those of its checksum", _FIX)
+        raise DataError(where, f"ends {beyond} bytes beyond the file", FIX)
+    data, tail = file.read(length), file.read(TAIL)
+    if tail != struct.pack("<I", masked(crc32c(data))):
+        raise DataError(where, "its data are not those of its checksum", FIX)
     return data
 
 
 def _values(feature: memoryview) -> Values:
     strings: list[bytes] = []
     found: Values = strings
-    for number, listed in _sized(feature):
+    for number, listed in sized(feature):
         stored = _LIST.get(number)
         if stored == "bytes":
-            strings += [bytes(value) for _, value in _sized(listed)]
+            strings += [bytes(value) for _, value in sized(listed)]
         elif stored == "floats":
             found = _floats(listed)
         elif stored == "ints":
@@ -144,7 +147,7 @@ def _ints(listed: memoryview) -> NDArray[np.int64]:
     return values.view(np.int64)
 
 
-def _sized(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+def sized(message: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Numbers and contents of the fields of a message that have a length; all of a known map have one."""
     for number, stored, part in _fields(message):
         if stored != _SIZED:
@@ -195,3 +198,8 @@ def _varint(value: int) -> bytes:
 
 def _message(number: int, data: bytes) -> bytes:
     return bytes([number << 3 | _SIZED]) + _varint(len(data)) + data
+
+
+def masked(crc: int) -> int:
+    """A checksum as TFRecord stores it."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -129,9 +129,17 @@ def test_the_largest_file_comes_first(settings: DataSettings, tmp_path: Path) ->
         "c.npy",
         "a.npy",
     ]
-    assert engine.workers_for(None, 1) == engine.workers_for(3, 0) == 1
-    assert engine.workers_for(None, 10**6) == len(os.sched_getaffinity(0))
-    assert engine.workers_for(9, 4) == 4
+
+    def workers_for(wanted: int | None, sources: int, size: int, **more: Any) -> int:
+        sizes = dict.fromkeys(map(str, range(sources)), size)
+        return engine.workers_for(DataSettings(workers=wanted, **more), sizes)
+
+    cpus = len(os.sched_getaffinity(0))
+    assert workers_for(None, 1, 1 << 40) == workers_for(3, 0, 0) == 1
+    assert workers_for(None, 10**6, 1 << 20) == cpus
+    assert workers_for(None, 1000, 1 << 10) == 1, "a process takes longer to start than they to be read"
+    assert workers_for(None, 1000, 1 << 10, bad_files="skip") == cpus
+    assert workers_for(9, 4, 0) == 4
 
 
 def test_what_workers_log_is_logged_here(
