@@ -68,6 +68,7 @@ def test_loaders_that_deliver_the_same_clouds_have_equal_rows(
     assert json.loads(out.read_text()) == report
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_a_failed_row_and_the_rest_goes_on(
     tmp_path: Path, sweep_only: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ def finished(*arguments: object) -> None:
         assert process.wait() == 0
 
 
-@pytest.mark.parametrize(("replicas", "kills"), [(1, (1, 5)), (2, (4,))])
+@pytest.mark.parametrize(("replicas", "kills"), [(1, (1, 5)), pytest.param(2, (4,), marks=pytest.mark.slow)])
 def test_s10_s11_killed_in_the_middle_it_goes_on_to_the_same_bytes(
     make: Callable[..., Dataset], tmp_path: Path, replicas: int, kills: tuple[int, ...]
 ) -> None:

@@ -153,13 +153,14 @@ def check_kills(
     assert in_time >= kills // 2, f"seed {seed}: {in_time} builds were killed, the others had ended"
 
 
+@pytest.mark.slow
 def test_a_build_by_several_workers_goes_on_to_the_same_bytes(
     settings: DataSettings, tmp_path: Path, scan_writer: Any, digests: Callable[[Path], dict[str, str]]
 ) -> None:
     check_kills(settings, tmp_path, scan_writer, digests, KILLS)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_forty_kills(
     settings: DataSettings, tmp_path: Path, scan_writer: Any, digests: Callable[[Path], dict[str, str]]
