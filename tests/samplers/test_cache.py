@@ -38,11 +38,15 @@ def start(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ten_processes_that_start_cold_together_end_well_and_leave_a_warm_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "processes", [pytest.param(4, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.soak)]
+)
+def test_processes_that_start_cold_together_end_well_and_leave_a_warm_cache(
+    processes: int, tmp_path: Path
+) -> None:
     answers = []
-    for process in [start(tmp_path) for _ in range(10)]:
+    for process in [start(tmp_path) for _ in range(processes)]:
         out, error = process.communicate(timeout=580)
         assert process.returncode == 0, error
         answers.append(out.split())
