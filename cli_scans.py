@@ -49,12 +49,11 @@ def verify(path: Annotated[str, typer.Argument(help="A dataset, a run, or the UR
     from .pipelines.remote import check, is_url
     from .pipelines.verify import verify as problems_of
 
-    problems = [] if is_url(path) else problems_of(Path(path))
     if is_url(path):
         check(path)
-    for problem in problems:
-        typer.echo(str(problem), err=True)
-    if problems:
+    elif problems := problems_of(Path(path)):
+        for problem in problems:
+            typer.echo(str(problem), err=True)
         raise DataError(path, f"{len(problems)} problem(s) found", "build the dataset again")
     typer.echo(f"{path}: every file is as it was written")
 

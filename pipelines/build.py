@@ -75,8 +75,7 @@ def build_held(
     if settings.where is not None:
         condition(settings.where, settings.classes)
     raw = Raw(root, settings)
-    names = raw.names()
-    listed = raw.listed(names)
+    names, listed = raw.sources()
     meter = meter or Meter(BUILD)
     progress = progress or Progress(meter)
     building, final = out / "dataset.building", out / "dataset"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..metrics import Meter
-from . import shards
+from . import shards, sources
 from .checks import file_sha256
 from .cut import Piece, Points, columns_of, cut, select, whole
 from .journal import Journal, Part, PartSample
@@ -115,7 +115,8 @@ class Work:
 
 def _read(raw: Raw, source: str) -> tuple[Source, SourceDigest]:
     try:
-        return raw.opened(source), raw.digest(source)
+        read = raw.opened(source)
+        return read, sources.digest(*read.files)
     except OSError as error:
         cause = f"cannot be read ({error.strerror or error})"
         raise DataError(raw.root / source, cause, "see whether it is still there and whole") from None

@@ -24,11 +24,15 @@ class Raw(NamedTuple):
     def _layout(self) -> Layout | None:
         return LAYOUTS[self.settings.layout] if self.settings.layout else None
 
-    def names(self) -> list[str]:
-        """The sources, sorted. Raises DataError where there are none, UsageError for a wrong pattern."""
-        patterns = self.settings.files
+    def sources(self) -> tuple[list[str], dict[str, str]]:
+        """The sources, sorted, and which of them are "val" or "test", as settings or layout say.
+
+        Raises DataError where there are none, UsageError for a wrong pattern.
+        """
+        patterns, split = self.settings.files, self.settings.split
         if self._layout is None:
-            return sources.find(self.root, patterns or (text.FILES if self.settings.text else ()))
+            names = sources.find(self.root, patterns or (text.FILES if self.settings.text else ()))
+            return names, sources.splits_by_file(self.root, split, names)
         found = self._layout.find(self.root)
         if patterns:
             named = {*sources.find(self.root, patterns)}
@@ -36,14 +40,10 @@ class Raw(NamedTuple):
         if not found:
             cause = f"holds nothing of the layout '{self.settings.layout}'"
             raise DataError(self.root, cause, "correct data.root, data.layout or data.files")
-        return sorted(found)
-
-    def listed(self, names: list[str]) -> dict[str, str]:
-        """Source -> "val" or "test": as the settings say, else by the layout's official splits."""
-        if self._layout is None or self.settings.split is not None:
-            return sources.splits_by_file(self.root, self.settings.split, names)
-        official = self._layout.find(self.root)
-        return {name: official[name] for name in names if official[name] != "train"}
+        names = sorted(found)
+        if split is not None:
+            return names, sources.splits_by_file(self.root, split, names)
+        return names, {name: found[name] for name in names if found[name] != "train"}
 
     def opened(self, name: str) -> Source:
         """Read a source. Raises DataError as `readers.opened` does."""

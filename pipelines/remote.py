@@ -75,9 +75,7 @@ def pull(url: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder), _told(url):
-            data = _bytes(store, MANIFEST)
-            if data is None:
-                raise DataError(url, f"holds no {MANIFEST}", "correct the URL, or push the dataset again")
+            data = _remote_manifest(store, url)
             if (folder / MANIFEST).exists() and _local_manifest(folder) != data:
                 raise DataError(folder, "holds another dataset", "choose another folder")
             part = folder / f".{MANIFEST}.part"
@@ -94,10 +92,7 @@ def check(url: str) -> Manifest:
     """Compare every byte of the dataset at ``url`` with its manifest; raises DataError as `pull` does."""
     store = _store(url)
     with _told(url):
-        data = _bytes(store, MANIFEST)
-        if data is None:
-            raise DataError(url, f"holds no {MANIFEST}", "correct the URL, or push the dataset again")
-        manifest = unseal(Path(MANIFEST), data)
+        manifest = unseal(Path(MANIFEST), _remote_manifest(store, url))
 
         def compare(name: str, digest: FileDigest) -> None:
             for _ in _checked(store, url, name, digest):
@@ -171,6 +166,13 @@ def _bytes(store: Any, name: str) -> bytes | None:
         return bytes(import_module("obstore").get(store, name).bytes())
     except FileNotFoundError:
         return None
+
+
+def _remote_manifest(store: Any, url: str) -> bytes:
+    data = _bytes(store, MANIFEST)
+    if data is None:
+        raise DataError(url, f"holds no {MANIFEST}", "correct the URL, or push the dataset again")
+    return data
 
 
 def _sizes(store: Any) -> dict[str, int]:

@@ -6,8 +6,9 @@ A worker imports this and numpy alone.
 from __future__ import annotations
 
 import json
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +55,22 @@ def received(fill: Fill) -> tuple[Any, Columns]:
         columns[name] = np.empty(shape, dtype)
         fill(_bytes(columns[name]))
     return about, columns
+
+
+def filled(descriptor: int, room: memoryview) -> None:
+    """Fill ``room`` from a pipe that waits for bytes. Raises EOFError where it ends before."""
+    while room:
+        n = os.readv(descriptor, [room])
+        if not n:
+            raise EOFError
+        room = room[n:]
+
+
+def sent(descriptor: int, parts: Iterable[memoryview]) -> None:
+    """Write all parts to a pipe that waits for room."""
+    for part in parts:
+        while part:
+            part = part[os.write(descriptor, part) :]
 
 
 def _bytes(values: NDArray[Any]) -> memoryview:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,12 +13,9 @@ from contextlib import suppress
 from ..errors import from_plain
 from ..processes import Watch
 from .ops.call import Columns
+from .spawn import ending, spawned
 from .user_messages import Garbled, message, received
 
-_START = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from tamis.pipelines.user_worker import main; main(int(sys.argv[1]))"
-)
 _LOOK_S = 0.2  # between two looks at a worker that says nothing
 _HANG_UP_S = 0.5  # from the end of a process's pipes to its own
 _KILL_S = 2.0  # from a kill to the end; longer only where the system holds the process
@@ -42,14 +38,7 @@ class UserProcess:
 
     def __init__(self, wake: int) -> None:
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, str(os.getpid()), *path, ""],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # so that what it starts can be ended with it
-        )
+        self._process = spawned("user_worker", [*path, ""])
         assert self._process.stdin
         assert self._process.stdout
         self.pid = self._process.pid
@@ -158,7 +147,5 @@ class UserProcess:
             return Lost("closed its pipes", "let the function leave open files alone")
         code = self.end()
         if code is not None and code < 0:
-            names = {one.value: one.name for one in signal.Signals}
-            name = names.get(-code, f"signal {-code}")
-            return Lost(f"was killed by {name}", "see who did, such as a system without memory left")
-        return Lost(f"ended with exit code {code}", "see what it printed; the function has to return")
+            return Lost(ending(code), "see who did, such as a system without memory left")
+        return Lost(ending(code), "see what it printed; the function has to return")

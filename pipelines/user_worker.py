@@ -12,13 +12,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import DataError, TamisError, UsageError
-from .user_messages import message, received
+from .user_messages import filled, message, received, sent
 
 if TYPE_CHECKING:
     from .ops.call import Columns
@@ -38,16 +39,9 @@ def main(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     requests, replies = take_pipes()
 
-    def fill(room: memoryview) -> None:
-        while room:
-            n = os.readv(requests, [room])
-            if not n:
-                raise EOFError
-            room = room[n:]
-
     while True:
         try:
-            request, columns = received(fill)
+            request, columns = received(partial(filled, requests))
         except EOFError:  # the parent has gone
             return
         if request is None:
@@ -58,9 +52,7 @@ def main(parent: int) -> None:
             columns = called(function, columns, seed)
         except TamisError as failure:
             error, columns = failure.plain(), {}
-        for part in message(error, columns):
-            while part:
-                part = part[os.write(replies, part) :]
+        sent(replies, message(error, columns))
 
 
 def die_with(parent: int) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..metrics import BUILD, Meter
 from .journal import Journal
 from .parts import Work, stopped
 from .settings import DataSettings
-from .user_messages import message, received
+from .user_messages import filled, message, received, sent
 from .user_worker import die_with, take_pipes
 
 
@@ -45,20 +45,9 @@ def main(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     requests, replies = take_pipes()
 
-    def fill(room: memoryview) -> None:
-        while room:
-            n = os.readv(requests, [room])
-            if not n:
-                raise EOFError
-            room = room[n:]
-
-    def send(about: Any, **columns: Any) -> None:
-        for part in message(about, columns):
-            while part:
-                part = part[os.write(replies, part) :]
-
+    fill = partial(filled, requests)
     try:
-        send(None)
+        sent(replies, message(None))
         about, _ = received(fill)
         work = Work(
             Path(about["root"]),
@@ -71,7 +60,7 @@ def main(parent: int) -> None:
             source, _ = received(fill)
             meter = Meter(BUILD)
             reply = {"source": source} | _made(work, source, meter)
-            send(reply | {"logged": logged.taken()}, figures=meter.table)
+            sent(replies, message(reply | {"logged": logged.taken()}, {"figures": meter.table}))
     except (EOFError, BrokenPipeError):  # the parent has gone
         return
 

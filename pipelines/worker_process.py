@@ -11,11 +11,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .user_messages import Garbled, message, received
+from .spawn import ending, spawned
+from .user_messages import Garbled, filled, message, received, sent
 
-_START = (
-    "import sys; sys.path[:] = sys.argv[2:]; from tamis.pipelines.worker import main; main(int(sys.argv[1]))"
-)
 _HANG_UP_S = 5.0  # from the end of a worker's pipes to its own
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -37,14 +35,7 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         path = [entry or os.curdir for entry in sys.path if isinstance(entry, str)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, str(os.getpid()), *path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # what it starts can be ended with it, and Ctrl-C is for us alone
-        )
+        self._process = spawned("worker", path)
         assert self._process.stdin
         assert self._process.stdout
         self.pid = self._process.pid
@@ -55,9 +46,7 @@ class WorkerProcess:
     def say(self, about: Any) -> None:
         """Send a JSON value. That a worker has ended is found out by waiting for its reply."""
         with suppress(BrokenPipeError):
-            for part in message(about):
-                while part:
-                    part = part[os.write(self._requests, part) :]
+            sent(self._requests, message(about))
 
     def reply(self) -> tuple[Any, dict[str, NDArray[Any]]]:
         """The next reply, waited for. Raises Lost where the worker has ended."""
@@ -78,11 +67,10 @@ class WorkerProcess:
                 pipe.close()
 
     def _fill(self, room: memoryview) -> None:
-        while room:
-            n = os.readv(self.replies, [room])
-            if not n:
-                raise self._lost()
-            room = room[n:]
+        try:
+            filled(self.replies, room)
+        except EOFError:
+            raise self._lost() from None
 
     def _lost(self) -> Lost:
         """How the worker, which does not speak any more, has ended."""
@@ -90,7 +78,4 @@ class WorkerProcess:
             code = self._process.wait(_HANG_UP_S)
         except subprocess.TimeoutExpired:
             return Lost("closed its pipes", False)
-        if code >= 0:
-            return Lost(f"ended with exit code {code}", False)
-        names = {one.value: one.name for one in signal.Signals}
-        return Lost(f"was killed by {names.get(-code, f'signal {-code}')}", -code in _FROM_OUTSIDE)
+        return Lost(ending(code), -code in _FROM_OUTSIDE)

@@ -53,6 +53,11 @@ def lines(path: Path, what: str) -> list[str]:
         raise DataError(path, f"is no text (offset {error.start})", "copy it again") from None
 
 
+def with_labels(root: Path, name: str, labels: Path | None) -> tuple[Path, ...]:
+    """The files of a scan: its own and, where there are any, its labels."""
+    return (root / name,) if labels is None else (root / name, labels)
+
+
 def one_a_row(path: Path, values: NDArray[Any], scan: Scan, of: str) -> NDArray[Any]:
     """``values``, one for each of the scan's points; DataError where they are not as many."""
     if len(values) != len(scan.xyz):

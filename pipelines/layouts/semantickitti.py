@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..readers import Scan, read
-from .layout import PLAIN, Layout, names, one_a_row, with_fields
+from .layout import PLAIN, Layout, names, one_a_row, with_fields, with_labels
 
 _CLASSES = {
     "car": [10, 252],
@@ -58,8 +58,7 @@ def _labels(root: Path, name: str) -> Path | None:
 
 
 def _files(root: Path, name: str) -> tuple[Path, ...]:
-    labels = _labels(root, name)
-    return (root / name,) if labels is None else (root / name, labels)
+    return with_labels(root, name, _labels(root, name))
 
 
 def _read(root: Path, name: str) -> Scan:

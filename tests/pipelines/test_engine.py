@@ -19,7 +19,7 @@ from rich.console import Console
 
 from tamis.errors import DataError, UsageError
 from tamis.metrics import BUILD, FIGURES, Meter
-from tamis.pipelines import engine, worker_process
+from tamis.pipelines import engine, spawn
 from tamis.pipelines.bad import BadFiles, Killed
 from tamis.pipelines.build import DataSettings, build
 from tamis.pipelines.journal import Journal, Part
@@ -188,7 +188,7 @@ def test_a_reader_that_dies_takes_only_its_worker_with_it(
 def test_workers_that_do_not_start_are_told(
     settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "_START", "raise SystemExit(5)")
+    monkeypatch.setattr(spawn, "_START", "raise SystemExit(5)")
     with pytest.raises(
         DataError, match=r"data\.workers: a process .* ended with exit code 5 before it began"
     ):
