@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ class Layout(NamedTuple):
     ``find(root)``: name of each scan, relative to the root -> its official split. ``read(root, name)``: the
     scan, with its labels as a field. ``files(root, name)``: the files that takes, the named one first.
     ``classes(root)``: class -> codes, as the dataset's authors number and evaluate them. ``label``: the field
-    that holds the codes. ``objects``: whether each scan is an object that stands for itself.
+    that holds the codes. ``objects``: whether each scan is an object that stands for itself. ``points``:
+    whether scans hold points; if not, annotations are all there is.
     """
 
     find: Callable[[Path], dict[str, str]]
@@ -28,6 +30,7 @@ class Layout(NamedTuple):
     classes: Callable[[Path], Mapping[str, list[int]]]
     label: str
     objects: bool = False
+    points: bool = True
 
 
 PLAIN = ReadSettings()
@@ -67,7 +70,7 @@ def one_a_row(path: Path, values: NDArray[Any], scan: Scan, of: str) -> NDArray[
 
 def with_fields(scan: Scan, **fields: NDArray[Any]) -> Scan:
     """The scan with more fields."""
-    return Scan(scan.xyz, {**scan.fields, **fields}, scan.first)
+    return replace(scan, fields={**scan.fields, **fields})
 
 
 def numbered(classes: Sequence[str]) -> dict[str, list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ __all__ = ["SUFFIXES", "ReadSettings", "Scan", "Source", "files_of", "opened", "
 class Scan:
     """A cloud of a file: ``xyz`` float64 (n, 3) in its units; ``fields``: name -> (n,) or (n, w).
 
-    ``first``: which point of the file the cloud's first one is.
+    ``first``: which point of the file the cloud's first one is. ``annotations``: name -> array with rows of
+    its own (boxes, poses, image bytes), positions in it as those of ``xyz``.
     """
 
     xyz: NDArray[np.float64]
     fields: dict[str, NDArray[Any]]
     first: int = 0
+    annotations: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
