@@ -1,12 +1,17 @@
-"""Finished parts to a dataset: order the samples, pack them into shards, describe the whole."""
+"""Finished parts to a dataset: shards of parts are taken as they are, small ones packed together."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
+import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,162 +20,204 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..metrics import Meter
+from ..samplers.threads import threads_for
 from . import shards
-from .finish import About, Described, finish, warn_of_empty_splits
-from .journal import Journal, Part, PartSample
+from .finish import Described, finish, warn_of_empty_splits
+from .journal import Finished, Journal, Part, PartFile
 from .manifest import Counts, Skipped, SourceDigest, SplitCounts
+from .members import Member, about
+from .parts import Work
 from .records import SPLITS, Field
 from .settings import DataSettings
 from .splits import BlocksSplit
-from .statistics import Moments
+from .statistics import Moments, described_splits, moments_of
+from .stored import Own, Stored, packed
 
 log = logging.getLogger(__name__)
 
+_ALONE = 8
+"""A shard of a part that holds this share of what a shard may hold is left alone."""
+
 
 @dataclass(frozen=True)
-class Member:
-    """A sample on its way from batch ``number`` of its source's part to its shard."""
+class _Piece:
+    """A shard of a part, in whose files ``bytes`` of arrays lie."""
 
-    source: str
-    number: int
-    about: PartSample
+    part: Part
+    file: PartFile
+    paths: list[Path]
+    stored: list[Stored]
+
+    def of(self, own: Own) -> Stored:
+        """What lies in the file of the columns, or of an annotation."""
+        return self.stored[[name for name, _ in self.part.owns].index(own)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the arrays."""
+        fields = {name: field for _, own in self.part.owns for name, field in own.items()}
+        sizes = zip(self.stored, self.part.owns, strict=True)
+        return sum(
+            int(one.rows.sum()) * sum(fields[name].row_bytes for name in own) for one, (_, own) in sizes
+        )
 
 
 def assemble(
-    folder: Path,
-    parts: Sequence[Part],
-    skipped: Mapping[str, Skipped],
-    journal: Journal,
-    settings: DataSettings,
-    listed: Mapping[str, str],
-    meter: Meter,
+    folder: Path, parts: Sequence[Finished], skipped: Mapping[str, Skipped], work: Work, meter: Meter
 ) -> None:
     """Write a whole dataset to ``folder``, ``dataset.json`` last.
 
-    ``skipped``: the sources that are left out. ``listed``: source -> split of the files that the settings
-    list as val or test.
-    The bytes depend on the sources and the settings alone. Raises DataError where no sample came out or two
-    have the same id.
+    ``skipped``: the sources that are left out. The bytes depend on the sources and the settings alone.
+    Raises DataError where no sample came out or two have the same id.
     """
-    members = _in_order(folder, parts)
-    objects = {part.source for part in parts if part.objects}
+    settings, first = work.settings, parts[0].part
+    pieces = [*_pieces(parts, work.journal)]
+    members = [
+        Member(piece.part.source, number, sample)
+        for piece in pieces
+        for number, sample in enumerate(piece.file.samples)
+    ]
+    if not members:
+        fix = "lower data.tiles.min_points or widen data.bounds"
+        raise DataError(folder.parent, "no sample came out", fix)
+    objects = {one.part.source for one in parts if one.part.objects}
     warn_of_empty_splits({member.about.split for member in members}, settings)
     if settings.split is not None and not isinstance(settings.split, BlocksSplit):
         _warn_of_shared_ground([member for member in members if member.source not in objects])
-    fields = {column.name: column.field() for column in parts[0].columns}
-    schema = shards.arrow_schema(fields)
-    row_bytes = sum(field.row_bytes for field in fields.values())
-    splits = [member.about.split for member in members]
-    layout = shards.divide([m.about.rows * row_bytes for m in members], splits, settings.shard_mb << 20)
-
-    tally = Tally(fields, members, len(settings.classes))
-    for number, rows in enumerate(layout):
-        with meter.time("build.write", items=len(rows)):
-            own = _batches([members[row] for row in rows], journal, schema)
-            batches = tally.counted(own, splits[rows.start])
-            shards.write_shard(folder / shards.shard_name(number), schema, batches)
-        points = sum(members[row].about.rows for row in rows)
-        meter.add("build.write", points_in=points, points_out=points, bytes=points * row_bytes)
+    groups = [*_groups(pieces, settings.shard_mb << 20)]
+    known: dict[str, Stored] = {}
+    with meter.time("build.write", items=0), ThreadPoolExecutor(threads_for(None, len(groups))) as pool:
+        for found in pool.map(partial(_shard, folder, first), range(len(groups)), groups):
+            known |= found
+    samples = np.cumsum([0, *(sum(len(piece.file.samples) for piece in group) for group in groups)]).tolist()
+    layout = [range(start, stop) for start, stop in itertools.pairwise(samples)]
     described = Described(
-        columns=parts[0].columns,
-        annotations=[],
-        counts=tally.counts(parts, list(settings.classes), _dropped(parts, settings, listed)),
-        statistics={name: moments.figures() for name, moments in tally.moments.items()},
+        columns=first.columns,
+        annotations=first.annotations,
+        counts=_counts(parts, pieces, settings, work.listed),
+        moments=_moments(parts),
         row_order=settings.row_order,
-        sources={part.source: SourceDigest(bytes=part.bytes, sha256=part.sha256) for part in parts},
+        sources={
+            one.part.source: SourceDigest(bytes=one.part.bytes, sha256=one.part.sha256) for one in parts
+        },
         skipped=skipped,
     )
-    finish(folder, about(members), layout, described, settings)
+    finish(folder, about(members), layout, described, settings, known)
 
 
-def about(members: Sequence[Member]) -> About:
-    """What ``samples.arrow`` says of the samples."""
-    return About(
-        source=[member.source for member in members],
-        tile=[member.about.tile for member in members],
-        split=[member.about.split for member in members],
-        origin=np.array([member.about.origin for member in members], np.float64),
-        bounds=np.array([member.about.bounds for member in members], np.float64),
-        label=[member.about.label for member in members],
+def _pieces(parts: Sequence[Finished], journal: Journal) -> Iterator[_Piece]:
+    """The shards of all parts by split and source, in which samples are by tile: the order of the index."""
+    for split in SPLITS:
+        for one in parts:
+            for (file, paths), found in zip(journal.paths(one.part), one.stored, strict=True):
+                if file.split == split:
+                    yield _Piece(one.part, file, paths, found)
+
+
+def _groups(pieces: Sequence[_Piece], limit: int) -> Iterator[list[_Piece]]:
+    """What goes into each shard: one piece that is large enough, or small ones up to ``limit`` bytes."""
+    group: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        alone = piece.bytes * _ALONE >= limit
+        if group and (alone or size + piece.bytes > limit or piece.file.split != group[0].file.split):
+            yield group
+            group, size = [], 0
+        if alone:
+            yield [piece]
+            continue
+        group, size = [*group, piece], size + piece.bytes
+    if group:
+        yield group
+
+
+def _shard(folder: Path, first: Part, number: int, group: Sequence[_Piece]) -> dict[str, Stored]:
+    """Make the files of a shard; what lies in each. Columns are in the order of the ``first`` part's."""
+    found = {}
+    for place, (own, fields) in enumerate(first.owns):
+        path = folder / shards.shard_name(number, own)
+        if len(group) == 1 and group[0].part.columns == first.columns:
+            _link(group[0].paths[place], path)
+            found[path.name] = group[0].stored[place]
+        else:
+            shards.write_shard(path, shards.arrow_schema(fields), _batches(group, own, fields))
+            found[path.name] = packed(path, fields, [piece.of(own) for piece in group])
+    return found
+
+
+def _link(path: Path, to: Path) -> None:
+    """Give a finished file a second name, so that it stays with the parts; a copy where that cannot be."""
+    try:
+        os.link(path, to)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        shutil.copyfile(path, to)
+
+
+def _batches(group: Sequence[_Piece], own: Own, fields: Mapping[str, Field]) -> Iterator[pa.RecordBatch]:
+    for piece in group:
+        place = [name for name, _ in piece.part.owns].index(own)
+        reader, _ = shards.opened(piece.paths[place])
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number).select([*fields])
+
+
+def _counts(
+    parts: Sequence[Finished], pieces: Sequence[_Piece], settings: DataSettings, listed: Mapping[str, str]
+) -> Counts:
+    dropped = _dropped(parts, settings, listed)
+    splits = {}
+    for split in SPLITS:
+        own = [piece for piece in pieces if piece.file.split == split]
+        if not own:
+            continue
+        figures = [one.part.figures[split] for one in parts if split in one.part.figures]
+        classes = [sum(counts) for counts in zip(*(one.classes for one in figures), strict=True)]
+        points = sum(sample.rows for piece in own for sample in piece.file.samples)
+        annotations = Counter[str]()
+        for piece in own:
+            for (name, _), one in zip(piece.part.owns, piece.stored, strict=True):
+                if name is not None:
+                    annotations[name] += int(one.rows.sum())
+        splits[split] = SplitCounts(
+            samples=sum(len(piece.file.samples) for piece in own),
+            points=points,
+            classes=dict(zip(settings.classes, classes, strict=True)),
+            ignored=points - sum(classes) if settings.classes else 0,
+            dropped=dropped[split],
+            annotations=dict(annotations),
+        )
+    return Counts(
+        samples=sum(count.samples for count in splits.values()),
+        points=sum(count.points for count in splits.values()),
+        dropped=sum(one.part.dropped for one in parts),
+        outside=sum(one.part.outside for one in parts),
+        splits=splits,
     )
 
 
-def _in_order(folder: Path, parts: Sequence[Part]) -> list[Member]:
-    """All samples by split, source and tile, which is the order of the index."""
-    members = [
-        Member(part.source, number, about) for part in parts for number, about in enumerate(part.samples)
-    ]
-    if not members:
-        raise DataError(
-            folder.parent, "no sample came out", "lower data.tiles.min_points or widen data.bounds"
-        )
-    return sorted(members, key=lambda m: (SPLITS.index(m.about.split), m.source, m.about.tile))
-
-
-def _dropped(parts: Sequence[Part], settings: DataSettings, listed: Mapping[str, str]) -> Mapping[str, int]:
+def _dropped(parts: Sequence[Finished], settings: DataSettings, listed: Mapping[str, str]) -> Counter[str]:
     """Rows of each split that were not finite. Without a position a row is in no block of ground."""
     dropped = Counter[str]()
     if not isinstance(settings.split, BlocksSplit):
-        for part in parts:
-            dropped[listed.get(part.source, "train")] += part.dropped
+        for one in parts:
+            dropped[listed.get(one.part.source, "train")] += one.part.dropped
     return dropped
 
 
-def _batches(members: Sequence[Member], journal: Journal, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The members' rows, columns in the order of ``schema``: sources may list theirs in another."""
-    for source, own in itertools.groupby(members, key=lambda member: member.source):
-        reader, _ = shards.opened(journal.path(source))
-        for member in own:
-            yield reader.get_batch(member.number).select(schema.names)
-
-
-class Tally:
-    """Counts rows, classes and figures while the samples pass."""
-
-    def __init__(self, fields: Mapping[str, Field], members: Sequence[Member], classes: int) -> None:
-        rows = Counter[str]()
-        for member in members:
-            rows[member.about.split] += member.about.rows
-        self._samples = Counter(member.about.split for member in members)
-        self._rows = rows
-        # What is learnt from may be described by what is learnt from only.
-        self._described = {"train"} if "train" in self._samples else set(self._samples)
-        total = sum(rows[split] for split in self._described)
-        self.moments = {name: Moments(field, total) for name, field in fields.items()}
-        self._classes = {split: np.zeros(classes, np.int64) for split in self._samples}
-
-    def counted(self, batches: Iterator[pa.RecordBatch], split: str) -> Iterator[pa.RecordBatch]:
-        """Pass the batches of one split on."""
-        for batch in batches:
-            columns = shards.from_batch(batch)
-            if len(self._classes[split]):
-                label = columns["label"]
-                self._classes[split] += np.bincount(label[label >= 0], minlength=len(self._classes[split]))
-            if split in self._described:
-                for name, column in columns.items():
-                    self.moments[name].add(column)
-            yield batch
-
-    def counts(self, parts: Sequence[Part], classes: Sequence[str], dropped: Mapping[str, int]) -> Counts:
-        """What passed."""
-        splits = {
-            split: SplitCounts(
-                samples=self._samples[split],
-                points=self._rows[split],
-                classes=dict(zip(classes, self._classes[split].tolist(), strict=True)),
-                ignored=self._rows[split] - int(self._classes[split].sum()) if classes else 0,
-                dropped=dropped.get(split, 0),
-            )
-            for split in SPLITS
-            if split in self._samples
-        }
-        return Counts(
-            samples=sum(count.samples for count in splits.values()),
-            points=sum(count.points for count in splits.values()),
-            dropped=sum(part.dropped for part in parts),
-            outside=sum(part.outside for part in parts),
-            splits=splits,
-        )
+def _moments(parts: Sequence[Finished]) -> dict[str, Moments]:
+    """Of the columns of the described samples, merged in the order of the sources."""
+    first, *_ = parts
+    fields = {column.name: column.field() for column in first.part.columns}
+    found = moments_of(fields)
+    splits = described_splits({split for one in parts for split in one.part.figures})
+    for split in splits:
+        for one in parts:
+            if split in one.part.figures:
+                for name, moments in found.items():
+                    moments.merge(Moments.of(one.part.figures[split].spreads[name]))
+    return found
 
 
 def _warn_of_shared_ground(members: Sequence[Member]) -> None:

@@ -17,12 +17,15 @@ from ..errors import DataError, UsageError
 from ..files import locked, sync
 from ..metrics import BUILD, Meter
 from . import engine, sources, text
+from .alike import odd, usual
 from .assemble import assemble
 from .bad import BadFiles
 from .dataset import Dataset
-from .journal import Journal, Part
+from .engine_ray import made_by_ray
+from .journal import Finished, Journal, Part
+from .made import check_built, settings_of
 from .manifest import VERSION, Manifest, Skipped
-from .parts import Work, odd, stopped, usual
+from .parts import Work, stopped
 from .progress import Progress
 from .raw import Raw, completed
 from .settings import DataSettings
@@ -91,7 +94,7 @@ def build_held(
                     work = Work(root, settings, listed, journal)
                     parts, skipped = _make_parts(work, names, meter, progress)
                     with _shown(building, final) as fresh:
-                        assemble(fresh, parts, skipped, journal, settings, listed, meter)
+                        assemble(fresh, parts, skipped, work, meter)
                     journal.keep(names)
         if not update or settings.text is not None:
             shutil.rmtree(building, ignore_errors=True)
@@ -133,36 +136,38 @@ def _shown(building: Path, final: Path) -> Iterator[Path]:
 
 def _make_parts(
     work: Work, names: Sequence[str], meter: Meter, progress: Progress
-) -> tuple[list[Part], dict[str, Skipped]]:
+) -> tuple[list[Finished], dict[str, Skipped]]:
     """The parts of all sources, in the order of their names, and the sources that are left out."""
-    root, settings, bad, parts = work.root, work.settings, BadFiles(work), dict[str, Part]()
+    root, settings, bad, found = work.root, work.settings, BadFiles(work), dict[str, Finished]()
     untried = [*bad.untried(names)]
     sizes = {name: engine.size(work, name) for name in untried}
     workers = engine.workers_for(settings, sizes)
     progress.begin(len(names), sizes, workers)
-    for source, result in engine.made(work, sizes, workers, meter):
+    made = made_by_ray if settings.engine == "ray" else engine.made
+    for source, result in made(work, sizes, workers, meter):
         if isinstance(result, DataError):
             bad.add(source, result)
             progress.add(source, None)
             continue
-        parts[source] = result
-        progress.add(source, len(result.samples))
-        log.info("%s: %d samples (file %d of %d)", source, len(result.samples), progress.done, len(names))
+        found[source] = result
+        samples = len(result.part.samples)
+        progress.add(source, samples)
+        log.info("%s: %d samples (file %d of %d)", source, samples, progress.done, len(names))
         if settings.bad_files == "stop":
-            _check_columns(root, [result, next(iter(parts.values()))])
-    made = [parts[name] for name in names if name in parts]
-    if settings.bad_files == "skip" and made:
-        most = usual(made)
-        for part in made:
+            _check_columns(root, [result.part, next(iter(found.values())).part])
+    parts = [found[name].part for name in names if name in found]
+    if settings.bad_files == "skip" and parts:
+        most = usual(parts)
+        for part in parts:
             if error := odd(root / part.source, part, most):
                 bad.add(part.source, error, alone=False)
     bad.tell()
-    made = [part for part in made if part.source not in bad.skipped]
-    if not made:
+    parts = [part for part in parts if part.source not in bad.skipped]
+    if not parts:
         name = min(bad.skipped)
         raise DataError(root / name, f"{bad.skipped[name].reason}; so are all files", "correct data.files")
-    _check_columns(root, made)
-    return made, bad.skipped
+    _check_columns(root, parts)
+    return [found[part.source] for part in parts], bad.skipped
 
 
 def _check_columns(root: Path, parts: Sequence[Part]) -> None:
@@ -176,6 +181,7 @@ def _check_columns(root: Path, parts: Sequence[Part]) -> None:
 def _is_same(final: Path, raw: Raw, names: Sequence[str], *, update: bool) -> bool:
     """Refuse a finished dataset that these settings would not give; other sources are for an ``update``."""
     there = Dataset(final).manifest
+    check_built(final, there)
     keys = differences(settings_of(there), raw.settings.content())
     if keys:
         fix = "choose another --out, or remove the dataset to build it anew"
@@ -205,13 +211,6 @@ def _check_sources(final: Path, there: Manifest, raw: Raw, names: Sequence[str])
     for name, skipped in there.skipped.items():
         if raw.digest_of_bad(name) != skipped.digest:
             raise DataError(raw.root / name, f"has changed since {final} was built without it", fix)
-
-
-def settings_of(there: Manifest) -> DataSettings:
-    """The settings a dataset records. Keys of JSON have no order; that of the classes is in its list."""
-    classes = there.configuration["classes"]
-    recorded = there.configuration | {"classes": {name: classes[name] for name in there.classes}}
-    return DataSettings.model_validate_json(json.dumps(recorded))
 
 
 def _digest(settings: DataSettings) -> str:

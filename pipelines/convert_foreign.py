@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..samplers.fields import kind_of
-from .cut import LARGEST, TOLERANCE, corner, float32_error, local
+from .cut import LARGEST
 from .dali_files import npy
+from .pieces import TOLERANCE, corner, float32_error, local
 from .readers import storable
 from .records import Field
 from .tfrecord import Values

@@ -13,11 +13,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .assemble import Member
 from .convert_foreign import Noted, Schema
 from .convert_read import Packed
 from .journal import PartSample
 from .manifest import Column
+from .members import Member
 from .records import SPLITS, Field
 
 log = logging.getLogger(__name__)

@@ -11,17 +11,20 @@ import os
 import select
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ..errors import DataError, from_plain
 from ..metrics import Meter
 from .bad import Killed
-from .journal import Part
+from .journal import Finished
 from .parts import Work
 from .settings import DataSettings
 from .worker import plain
 from .worker_process import Lost, WorkerProcess
 
-Made = tuple[str, Part | DataError]
+Made = tuple[str, Finished | DataError]
 """A source and its part, or why it has none."""
 
 
@@ -50,10 +53,14 @@ def made(work: Work, sizes: Mapping[str, int], workers: int, meter: Meter) -> It
     Raises UsageError for settings that cannot be carried out, DataError where a part cannot be written or no
     worker starts. What workers were at when the caller stops is lost.
     """
-    largest_first = sorted(sizes, key=lambda name: (-sizes[name], name))
     if workers == 1:
-        return _made_here(work, largest_first, meter)
-    return _made_by_workers(work, deque(largest_first), workers, meter)
+        return _made_here(work, planned(sizes), meter)
+    return _made_by_workers(work, deque(planned(sizes)), workers, meter)
+
+
+def planned(sizes: Mapping[str, int]) -> list[str]:
+    """The names of sources in the order in which they are begun: the largest first."""
+    return sorted(sizes, key=lambda name: (-sizes[name], name))
 
 
 def size(work: Work, name: str) -> int:
@@ -67,7 +74,7 @@ def size(work: Work, name: str) -> int:
 def _made_here(work: Work, names: Sequence[str], meter: Meter) -> Iterator[Made]:
     for name in names:
         try:
-            part: Part | DataError = work.part(name, meter)
+            part: Finished | DataError = work.part(name, meter)
         except DataError as error:
             part = error
         yield name, part
@@ -97,7 +104,7 @@ def _made_by_workers(work: Work, left: deque[str], workers: int, meter: Meter) -
                     result = _result(worker, meter)
                 except Lost as lost:
                     end(worker)
-                    yield _blamed(work, worker, lost)
+                    yield blamed(work, worker.source, lost)
                     if left:
                         start()
                     continue
@@ -120,26 +127,31 @@ def _result(worker: WorkerProcess, meter: Meter) -> Made | None:
     about, figures = worker.reply()
     if about is None:
         return None
+    return heard(about, figures, meter)
+
+
+def heard(about: Mapping[str, Any], figures: Mapping[str, NDArray[Any]], meter: Meter) -> Made:
+    """What a worker says of a source; what it logged is logged here, and its time added to ``meter``."""
     meter.table += figures["figures"]
     for name, level, text in about["logged"]:
         logger = logging.getLogger(name)
         if logger.isEnabledFor(level):
             logger.log(level, "%s", text)
     if "part" in about:
-        return about["source"], Part.model_validate_json(about["part"])
+        return about["source"], Finished.of_plain(about["part"], figures)
     error = from_plain(about["error"])
     if about["stops"] or not isinstance(error, DataError):
         raise error
     return about["source"], error
 
 
-def _blamed(work: Work, worker: WorkerProcess, lost: Lost) -> Made:
+def blamed(work: Work, source: str | None, lost: Lost) -> Made:
     """The source that a worker was lost over. Raises DataError where it was none."""
-    if worker.source is None:
+    if source is None:
         cause = f"a process to read files {lost.how} before it began"
         raise DataError("data.workers", cause, "see what it printed, or set data.workers = 1")
     fix = "see whether the file is whole; leave it out with data.files or data.bad_files"
     kind = DataError
     if lost.outside:
         kind, fix = Killed, "see who did, such as a system without memory left, and run it again"
-    return worker.source, kind(work.root / worker.source, f"the process that read it {lost.how}", fix)
+    return source, kind(work.root / source, f"the process that read it {lost.how}", fix)

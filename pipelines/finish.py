@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..files import write_atomic
+from ..files import sync, write_atomic
+from ..samplers.threads import threads_for
 from . import manifest, shards
-from .checks import chunk_sums
-from .manifest import Column, Counts, Figures, FileDigest, Manifest, Range, Skipped, SourceDigest
-from .records import CHECK_ROWS, SPLITS, Field, sample_id, sample_name
+from .manifest import Column, Counts, Figures, Manifest, Range, Skipped, SourceDigest
+from .records import CHECK_ROWS, SPLITS, sample_id, sample_name
 from .settings import DataSettings
+from .statistics import Moments, described_splits, step_of
+from .stored import Stored, digest_of, owns, stored
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ class Described:
     columns: list[Column]
     annotations: list[Column]
     counts: Counts
-    statistics: dict[str, Figures]
+    moments: dict[str, Moments]
     row_order: str
     sources: dict[str, SourceDigest]
     skipped: Mapping[str, Skipped] = field(default_factory=dict)
@@ -73,22 +76,36 @@ def warn_of_empty_splits(found: Collection[str], settings: DataSettings) -> None
 
 
 def finish(
-    folder: Path, about: About, layout: Sequence[range], described: Described, settings: DataSettings
+    folder: Path,
+    about: About,
+    layout: Sequence[range],
+    described: Described,
+    settings: DataSettings,
+    known: Mapping[str, Stored] | None = None,
 ) -> None:
-    """Write the tables beside the shards in ``folder``, and ``dataset.json`` last.
+    """Write the tables beside the shards in ``folder``, flush all to the disk, and write ``dataset.json``.
 
-    ``layout``: the samples of each shard. Positions and checksums are read back from the shards.
+    ``layout``: the samples of each shard. ``known``: file name -> what lies where in it, if that is known; of
+    other shards it is read back.
     """
-    _write_tables(folder, about, layout, described)
-    files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+    whole = looked_through(folder, len(layout), described, known or {})
+    index = write_tables(folder, about, layout, described, whole)
+    names = sorted(path.name for path in folder.iterdir())
+    with ThreadPoolExecutor(threads_for(None, len(names))) as pool:
+        digests = pool.map(
+            lambda name: whole[name].digest if name in whole else digest_of(folder / name), names
+        )
+        files = dict(zip(names, digests, strict=True))
+        for _ in pool.map(lambda name: sync(folder / name), names):
+            pass
     ranges = _ranges(about.split, layout)
-    whole = Manifest(
+    described_whole = Manifest(
         version=manifest.VERSION,
         schema=described.columns,
         annotations=described.annotations,
         classes=list(settings.classes),
         counts=described.counts,
-        statistics=described.statistics,
+        statistics=_statistics(folder, about.split, described, index),
         splits=ranges,
         row_order=described.row_order,
         configuration=settings.configuration(),
@@ -97,54 +114,78 @@ def finish(
         files=files,
         fingerprint=manifest.fingerprint(described.columns, described.annotations, ranges, files),
     )
-    write_atomic(folder / manifest.NAME, manifest.seal(whole))
+    write_atomic(folder / manifest.NAME, manifest.seal(described_whole))
 
 
-def _write_tables(folder: Path, about: About, layout: Sequence[range], described: Described) -> None:
-    """Index, checksums and descriptions of the samples."""
-    fields = {column.name: column.field() for column in described.columns}
+def looked_through(
+    folder: Path, count: int, described: Described, known: Mapping[str, Stored]
+) -> dict[str, Stored]:
+    """What lies where in each file of the ``count`` shards, by its name."""
+    wanted = {
+        shards.shard_name(number, own): fields
+        for own, fields in owns(described.columns, described.annotations)
+        for number in range(count)
+    }
+    with ThreadPoolExecutor(threads_for(None, len(wanted))) as pool:
+        found = pool.map(
+            lambda name: known[name] if name in known else stored(folder / name, wanted[name]), wanted
+        )
+        return dict(zip(wanted, found, strict=True))
+
+
+def write_tables(
+    folder: Path,
+    about: About,
+    layout: Sequence[range],
+    described: Described,
+    whole: Mapping[str, Stored],
+) -> dict[str, Any]:
+    """Index, checksums and descriptions of the samples; the columns of the index."""
     none = np.zeros(len(about.tile), np.int64)
     index: dict[str, Any] = {"id": ids_of(about), "rows": none, "block": none}
     index["shard"] = np.repeat(np.arange(len(layout), dtype=np.int32), [len(rows) for rows in layout])
-    if fields:
-        rows, block, positions = _write_checksums(folder, len(layout), None, fields)
-        index |= {"rows": rows, "block": block} | {f"pos_{name}": at for name, at in positions.items()}
-    for one in described.annotations:
-        rows, block, positions = _write_checksums(folder, len(layout), one.name, {one.name: one.field()})
-        index |= {f"rows_{one.name}": rows, f"block_{one.name}": block}
-        index[f"pos_{one.name}"] = positions[one.name]
-    schema = shards.index_schema(fields, [one.name for one in described.annotations])
+    for own, fields in owns(described.columns, described.annotations):
+        files = [whole[shards.shard_name(number, own)] for number in range(len(layout))]
+        rows = np.concatenate([one.rows for one in files])
+        counts = -(-rows // CHECK_ROWS)
+        end = "" if own is None else f"_{own}"
+        index |= {f"rows{end}": rows, f"block{end}": np.cumsum(counts) - counts}
+        index |= {f"pos_{name}": np.concatenate([one.positions[name] for one in files]) for name in fields}
+        sums = {name: np.concatenate([one.sums[name] for one in files]) for name in fields}
+        shards.write_table(folder / shards.checksums_name(own), shards.checksum_schema(fields), sums)
+    schema = shards.index_schema(
+        [one.name for one in described.columns], [one.name for one in described.annotations]
+    )
     shards.write_table(folder / shards.INDEX, schema, index)
     pairs = zip(about.source, about.tile, strict=True)
     samples = {"name": [sample_name(source, tile) for source, tile in pairs], **vars(about)}
     shards.write_table(folder / shards.SAMPLES, shards.SAMPLE_SCHEMA, samples)
+    return index
 
 
-def _write_checksums(
-    folder: Path, count: int, annotation: str | None, fields: Mapping[str, Field]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """The checksums of the columns, or of one annotation, in ``count`` shards.
-
-    Rows and first block of each sample, and positions by name, all int64 (samples,).
-    """
-    rows: list[NDArray[np.int64]] = []
-    positions: dict[str, list[NDArray[np.int64]]] = {name: [] for name in fields}
-    sums: dict[str, list[NDArray[np.uint32]]] = {name: [] for name in fields}
-    for number in range(count):
-        found = [*shards.locate(folder / shards.shard_name(number, annotation), fields)]
-        rows.append(np.array([one for one, _, _ in found], np.int64))
-        for name in fields:
-            positions[name].append(np.array([at[name] for _, at, _ in found], np.int64))
-            sums[name].append(np.concatenate([checks[name] for _, _, checks in found]))
-    whole = {name: np.concatenate(parts) for name, parts in sums.items()}
-    shards.write_table(folder / shards.checksums_name(annotation), shards.checksum_schema(fields), whole)
-    sizes = np.concatenate(rows)
-    counts = -(-sizes // CHECK_ROWS)
-    return (
-        sizes,
-        np.cumsum(counts) - counts,
-        {name: np.concatenate(parts) for name, parts in positions.items()},
-    )
+def _statistics(
+    folder: Path, splits: Sequence[str], described: Described, index: Mapping[str, Any]
+) -> dict[str, Figures]:
+    """Figures of each column; percentiles are those of every second, third, ... row of all samples."""
+    fields = {column.name: column.field() for column in described.columns}
+    if not fields:
+        return {}
+    chosen = np.flatnonzero(np.isin(splits, described_splits(splits)))
+    rows = index["rows"][chosen]
+    step = step_of(int(rows.sum()))
+    before = np.cumsum(rows) - rows
+    kept: dict[str, list[NDArray[Any]]] = {name: [one.empty(0)] for name, one in fields.items()}
+    number, data = -1, memoryview(b"")
+    for row, start, size in zip(chosen.tolist(), (-before % step).tolist(), rows.tolist(), strict=True):
+        if start >= size:
+            continue
+        if index["shard"][row] != number:
+            number = int(index["shard"][row])
+            data = memoryview(shards.opened(folder / shards.shard_name(number))[1])
+        for name, one in fields.items():
+            values = np.frombuffer(data, one.dtype, size * one.width, int(index[f"pos_{name}"][row]))
+            kept[name].append(values.reshape(one.shape(size))[start::step].copy())
+    return {name: one.figures(np.concatenate(kept[name])) for name, one in described.moments.items()}
 
 
 def _ranges(splits: Sequence[str], layout: Sequence[range]) -> dict[str, list[Range]]:
@@ -155,8 +196,3 @@ def _ranges(splits: Sequence[str], layout: Sequence[range]) -> dict[str, list[Ra
         rows = (layout[own[0]].start, layout[own[-1]].stop)
         ranges[split] = [Range(shards=(own[0], own[-1] + 1), rows=rows)]
     return ranges
-
-
-def _digest(path: Path) -> FileDigest:
-    size, sha256, sums = chunk_sums(path)
-    return FileDigest(bytes=size, sha256=sha256, crc32c=sums)

@@ -1,5 +1,7 @@
 """What a build has finished: one part a source, and a record of it, so that a killed build goes on.
 
+A part is shards of one source, each of one split. Nothing is flushed to the disk here: what a power cut left
+damaged is found by its digests, and made again.
 Sources that could not be made are recorded as well, so that a build that leaves them out need not try again.
 """
 
@@ -8,21 +10,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pydantic
+from numpy.typing import NDArray
 
 from ..config import Model
-from ..files import write_atomic
-from . import shards
-from .checks import file_sha256
-from .manifest import Column, Skipped
+from .manifest import Column, FileDigest, Skipped
 from .raw import Raw
+from .records import Field
+from .statistics import Spread
+from .stored import Own, Stored, digest_of, owns, stored
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,23 @@ class PartSample(Model):
     label: int
 
 
+class PartFile(Model):
+    """One shard of a part: its samples, and the digests of its files by annotation, that of columns first."""
+
+    split: str
+    samples: list[PartSample]
+    digests: list[FileDigest]
+
+
+class SplitFigures(Model):
+    """Rows of each class, and the spread of each column, of a part's samples of one split."""
+
+    classes: list[int]
+    spreads: dict[str, Spread]
+
+
 class Part(Model):
-    """What one finished source was, how it was cut, what came out, and the SHA-256 of the part's file.
+    """What one finished source was, how it was cut, and what came out.
 
     ``objects``: its samples are clouds that stand for themselves, not pieces of common ground.
     """
@@ -48,12 +64,60 @@ class Part(Model):
     source: str
     bytes: int
     sha256: str
-    written: str
     dropped: int
     outside: int
     objects: bool
     columns: list[Column]
-    samples: list[PartSample]
+    annotations: list[Column]
+    files: list[PartFile]
+    figures: dict[str, SplitFigures]
+
+    @property
+    def samples(self) -> list[PartSample]:
+        """All samples, in the order of the files."""
+        return [sample for file in self.files for sample in file.samples]
+
+    @property
+    def owns(self) -> list[tuple[Own, dict[str, Field]]]:
+        """What each shard has a file of, and the fields in it."""
+        return owns(self.columns, self.annotations)
+
+
+class Finished:
+    """A finished part and what lies where: ``stored[i]`` in ``part.files[i]``, as ``part.owns`` says."""
+
+    def __init__(self, part: Part, stored: list[list[Stored]]) -> None:
+        self.part, self.stored = part, stored
+
+    def plain(self) -> tuple[str, dict[str, NDArray[Any]]]:
+        """The part as text, and arrays; `of_plain` takes them back."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for number, files in enumerate(self.stored):
+            for place, one in enumerate(files):
+                arrays[f"{number} {place} rows"] = one.rows
+                for name in one.positions:
+                    arrays[f"{number} {place} at {name}"] = one.positions[name]
+                    arrays[f"{number} {place} sums {name}"] = one.sums[name]
+        return self.part.model_dump_json(), arrays
+
+    @staticmethod
+    def of_plain(text: str, arrays: Mapping[str, NDArray[Any]]) -> Finished:
+        """What `plain` took apart."""
+        part = Part.model_validate_json(text)
+        found = []
+        for number, file in enumerate(part.files):
+            found.append(
+                [
+                    Stored(
+                        digest,
+                        arrays[f"{number} {place} rows"],
+                        {name: arrays[f"{number} {place} at {name}"] for name in fields},
+                        {name: arrays[f"{number} {place} sums {name}"] for name in fields},
+                    )
+                    for place, (digest, (_, fields)) in enumerate(zip(file.digests, part.owns, strict=True))
+                ]
+            )
+        return Finished(part, found)
 
 
 class Record(Model):
@@ -78,28 +142,32 @@ class Journal:
     folder: Path
     settings: str
 
-    def path(self, source: str) -> Path:
-        """Arrow file of a source's part: one record batch a sample, as in its record."""
-        return self.folder / f"part-{_name(source)}.arrow"
+    def path(self, source: str, number: int, own: Own = None) -> Path:
+        """A file of shard ``number`` of a source's part: of the columns, or of an annotation."""
+        name = f"part-{_name(source)}-{number:04d}"
+        return self.folder / (f"{name}.arrow" if own is None else f"{name}.{own}.arrow")
 
-    def finished(self, source: str, raw: Raw) -> Part | None:
+    def record(self, source: str) -> Path:
+        """What is recorded of a source's part."""
+        return self.folder / f"part-{_name(source)}.json"
+
+    def paths(self, part: Part) -> Iterator[tuple[PartFile, list[Path]]]:
+        """The files of each shard of a part, as `Part.owns` says."""
+        for number, file in enumerate(part.files):
+            yield file, [self.path(part.source, number, own) for own, _ in part.owns]
+
+    def finished(self, source: str, raw: Raw) -> Finished | None:
         """The part of ``source`` if it was finished from these very bytes under these settings, and is whole.
 
         Reads the source and the part once.
         """
-        record = self.path(source).with_suffix(".json")
+        record = self.record(source)
         if not record.exists():
             return None
-        try:
-            known = Record.model_validate_json(record.read_bytes())
-            whole = known.sha256 == _sha256(known.part)
-            whole = whole and known.part.written == file_sha256(self.path(source))
-        except (FileNotFoundError, pydantic.ValidationError):
-            whole = False
-        if not whole:
+        part = self._whole(record)
+        if part is None:
             log.warning("%s: is damaged, or of another version; the part of %s is made again", record, source)
             return None
-        part = known.part
         if (part.settings, part.source, part.sha256) != (
             self.settings,
             source,
@@ -107,24 +175,37 @@ class Journal:
         ):
             log.warning("%s: settings or file changed since the part was made; it is made again", source)
             return None
-        return part
+        return Finished(part, [*self.stored(part)])
 
-    @contextmanager
-    def writing(self, source: str, schema: pa.Schema) -> Iterator[Any]:
-        """The part of ``source``, to write batches to; nothing stays of one that fails.
+    def stored(self, part: Part) -> Iterator[list[Stored]]:
+        """What lies where in each shard of a part that is whole."""
+        for file, paths in self.paths(part):
+            digests = zip(paths, part.owns, file.digests, strict=True)
+            yield [stored(path, fields, digest) for path, (_, fields), digest in digests]
 
-        It gets its name when it is whole: a worker that outlives its parent for a moment writes to a file of
-        its own.
-        """
-        final = self.path(source)
-        temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    def _whole(self, record: Path) -> Part | None:
+        """The recorded part, unless it or one of its files is not as it was written."""
         try:
-            with shards.writing(temporary, schema) as writer:
-                yield writer
-            temporary.replace(final)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            known = Record.model_validate_json(record.read_bytes())
+            if known.sha256 != _sha256(known.part):
+                return None
+            for file, paths in self.paths(known.part):
+                if [digest_of(path) for path in paths] != file.digests:
+                    return None
+        except (FileNotFoundError, pydantic.ValidationError):
+            return None
+        return known.part
+
+    def finish(self, part: Part, temporary: Sequence[Path]) -> Part:
+        """Record a part: its ``temporary`` files, in the order of `paths`, get their names before."""
+        self.record(part.source).unlink(missing_ok=True)
+        finals = [path for _, paths in self.paths(part) for path in paths]
+        for path, final in zip(temporary, finals, strict=True):
+            path.replace(final)
+        record = Record(part=part, sha256=_sha256(part))
+        _write(self.record(part.source), record.model_dump_json())
+        self._bad(part.source).unlink(missing_ok=True)
+        return part
 
     def clear(self, pid: int | None = None) -> None:
         """Remove what the process ``pid``, by default any process, began and was killed over."""
@@ -135,15 +216,8 @@ class Journal:
         """Remove the parts of all but some sources."""
         names = {_name(source) for source in sources}
         for path in self.folder.glob("*-*.*"):
-            if path.stem.partition("-")[2] not in names:
+            if path.name.replace(".", "-").split("-")[1] not in names:
                 path.unlink()
-
-    def finish(self, part: Part) -> Part:
-        """Record a part whose file is on the disk."""
-        record = Record(part=part, sha256=_sha256(part))
-        write_atomic(self.path(part.source).with_suffix(".json"), record.model_dump_json())
-        self._bad(part.source).unlink(missing_ok=True)
-        return part
 
     def bad(self, source: str, raw: Raw) -> Skipped | None:
         """Why ``source`` could not be made, if these very bytes were tried under these settings."""
@@ -157,10 +231,25 @@ class Journal:
     def record_bad(self, source: str, skipped: Skipped) -> None:
         """Record that ``source`` could not be made."""
         record = Bad(settings=self.settings, source=source, skipped=skipped)
-        write_atomic(self._bad(source), record.model_dump_json())
+        _write(self._bad(source), record.model_dump_json())
 
     def _bad(self, source: str) -> Path:
         return self.folder / f"bad-{_name(source)}.json"
+
+
+def temporary(final: Path) -> Path:
+    """A name beside ``final`` to write to: a worker that outlives its parent for a moment has its own."""
+    return final.with_name(f".{final.name}.{os.getpid()}.tmp")
+
+
+def _write(path: Path, text: str) -> None:
+    beside = temporary(path)
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _name(source: str) -> str:

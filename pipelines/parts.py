@@ -1,32 +1,48 @@
-"""One source to a part: read it, cut it into samples, write them, and record that it is done."""
+"""One source to a part: read it, cut it into samples, write them to shards, and record that it is done."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..metrics import Meter
-from . import shards, sources
-from .checks import file_sha256
-from .cut import Piece, Points, columns_of, cut, select, whole
-from .journal import Journal, Part, PartSample
+from . import sources
+from .annotations import Annotations
+from .annotations import columns as columns_of_annotations
+from .cut import Columns, Points, joined, select, warn_of_dropped
+from .journal import Finished, Journal, Part, PartSample, SplitFigures
 from .manifest import Column, SourceDigest
-from .prepare.steps import prepare
+from .part_writer import PartWriter
+from .pieces import GROUP_ROWS, Pieces, annotations_of, columns_of, cut, grouped, whole
+from .prepare.steps import by_row, prepare
 from .raw import Raw
-from .readers import Source
+from .readers import Scan, chunked, rows_of
 from .settings import DataSettings
+from .statistics import Moments
+from .streamed import clouds
 from .where import condition
 
 log = logging.getLogger(__name__)
+
+Clouds = Iterator[tuple[Points, Iterable[Pieces]]]
+"""Points, and the samples that are cut from them."""
+
+_STREAMED_ROWS = 1 << 22
+"""Scans of more rows are read in pieces, if they are cut into tiles."""
+
+_CHUNK_ROWS = 1 << 20
+"""Rows of such a piece."""
+
+_TOGETHER = 1 << 12
+"""Objects that are made samples of at once."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,7 @@ class Work:
         """The raw files."""
         return Raw(self.root, self.settings)
 
-    def part(self, source: str, meter: Meter) -> Part:
+    def part(self, source: str, meter: Meter) -> Finished:
         """The part of a source, made if it is not finished.
 
         What is written depends on the source and the settings alone. Raises DataError for a source that
@@ -55,71 +71,219 @@ class Work:
         """
         return self.journal.finished(source, self.raw) or self._made(source, meter)
 
-    def _made(self, source: str, meter: Meter) -> Part:
-        path, settings = self.root / source, self.settings
+    def _made(self, source: str, meter: Meter) -> Finished:
+        path = self.root / source
         try:
-            with meter.time("build.read"):
-                read, digest = _read(self.raw, source)
-            meter.add("build.read", bytes=digest.bytes)
-            selected = (prepare(path, select(path, scan, settings), settings.prepare) for scan in read.scans)
-            first = next(selected)
-            schema = shards.arrow_schema(first.schema)
-            samples: list[PartSample] = []
-            where = condition(settings.where, settings.classes) if settings.where else None
-            dropped = outside = refused = 0
-            with self.journal.writing(source, schema) as writer:
-                for number, points in enumerate(itertools.chain([first], selected)):
-                    dropped, outside = dropped + points.dropped, outside + points.outside
-                    meter.add("build.read", points_out=len(points.xyz) + points.dropped + points.outside)
-                    for piece in self._pieces(source, number, points, read.objects):
-                        with meter.time("build.sample"):
-                            columns = columns_of(path, source, points, piece, settings.row_order)
-                        meter.add("build.sample", points_in=len(piece.rows), points_out=len(piece.rows))
-                        if where and piece.split == "train" and not where.holds(columns["xyz"], columns):
-                            refused += 1
-                            continue
-                        with meter.time("build.pack"):
-                            batch = shards.to_batch(schema, columns)
-                            writer.write_batch(batch)
-                        meter.add("build.pack", points_out=len(piece.rows), bytes=batch.nbytes)
-                        label = columns["label"] if settings.classes else np.empty(0, np.int32)
-                        samples.append(_describe(points, piece, label))
-            if refused:
-                log.info("%s: %d samples do not fulfil data.where", path, refused)
+            return _Making(self, source, meter).part()
         except MemoryError:
             cause = "needs more memory than there is"
             raise DataError(path, cause, "cut it into smaller files, or lower data.workers") from None
-        return self.journal.finish(
-            Part(
-                settings=self.journal.settings,
-                source=source,
+
+
+class _Making:
+    """One part on its way."""
+
+    def __init__(self, work: Work, source: str, meter: Meter) -> None:
+        self._work, self._source, self._meter = work, source, meter
+        self._path, self._settings = work.root / source, work.settings
+        self._where = condition(work.settings.where, work.settings.classes) if work.settings.where else None
+        self._classes: dict[str, NDArray[np.int64]] = {}
+        self._moments: dict[str, dict[str, Moments]] = {}
+        self._refused = 0
+
+    def part(self) -> Finished:
+        """Make it and record it."""
+        dropped = outside = 0
+        before = self._stamps()
+        clouds, objects, digest = self._read()
+        first, pieces = next(clouds, (None, ()))
+        if first is None:
+            raise DataError(self._path, "holds no cloud", "leave it out with data.files or data.bad_files")
+        columns = _columns(first) if self._work.raw.points else []
+        annotations = columns_of_annotations(first.annotations)
+        limit = self._settings.shard_mb << 20
+        with PartWriter(self._work.journal, self._source, columns, annotations, limit) as writer:
+            for points, cuts in itertools.chain([(first, pieces)], clouds):
+                dropped, outside = dropped + points.dropped, outside + points.outside
+                for own in cuts:
+                    for group in grouped(np.diff(own.starts)):
+                        self._write(writer, points, own.part(*group))
+            with self._meter.time("build.write", items=0):
+                files, stored = writer.close()
+            if self._stamps() != before:
+                raise DataError(self._path, "changed while it was read", "run it again when it is whole")
+            warn_of_dropped(self._path, dropped)
+            if self._refused:
+                log.info("%s: %d samples do not fulfil data.where", self._path, self._refused)
+            part = Part(
+                settings=self._work.journal.settings,
+                source=self._source,
                 bytes=digest.bytes,
                 sha256=digest.sha256,
-                written=file_sha256(self.journal.path(source)),
                 dropped=dropped,
                 outside=outside,
-                objects=read.objects,
-                columns=[
-                    Column(name=name, dtype=field.dtype.name, width=field.width, kind=field.kind)
-                    for name, field in first.schema.items()
-                ],
-                samples=samples,
+                objects=objects,
+                columns=columns,
+                annotations=annotations,
+                files=files,
+                figures={
+                    split: SplitFigures(
+                        classes=self._classes[split].tolist(),
+                        spreads={name: one.recorded() for name, one in moments.items()},
+                    )
+                    for split, moments in self._moments.items()
+                },
             )
-        )
+            self._work.journal.finish(part, writer.temporary)
+        return Finished(part, stored)
 
-    def _pieces(self, source: str, number: int, points: Points, objects: bool) -> Iterable[Piece]:
-        if objects:
-            return [whole(source, number, points, self.settings, self.listed)]
-        return cut(self.root / source, source, points, self.settings, self.listed)
+    def _read(self) -> tuple[Clouds, bool, SourceDigest]:
+        """Points with the samples to cut from them; whether those are objects; what the source was."""
+        raw = self._work.raw
+        try:
+            if self._is_large():
+                files, objects = raw.files(self._source), False
+                spill = self._work.journal.record(self._source).with_suffix(".spill")
+                found: Clouds = clouds(
+                    *(self._path, self._source, self._chunks, self._settings, self._work.listed, spill)
+                )
+            else:
+                with self._meter.time("build.read"):
+                    read = raw.opened(self._source)
+                files, objects = read.files, read.objects
+                found = self._objects(read.scans) if objects else self._ground(read.scans)
+            with self._meter.time("build.read", items=0):
+                digest = sources.digest(*files)
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
+        self._meter.add("build.read", bytes=digest.bytes)
+        return found, objects, digest
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        """Size and time of the source's files, which change with them."""
+        try:
+            found = [file.stat() for file in self._work.raw.files(self._source) if isinstance(file, Path)]
+        except (DataError, OSError):  # what is wrong is told by who reads it
+            return []
+        return [(one.st_size, one.st_mtime_ns) for one in found]
+
+    def _is_large(self) -> bool:
+        settings = self._settings
+        if settings.layout or not settings.tiles or not by_row(settings.prepare):
+            return False
+        rows = rows_of(self._path, settings.read)
+        return rows is not None and rows > _STREAMED_ROWS
+
+    def _chunks(self) -> Iterator[Points]:
+        """The kept points of the source, some rows at a time."""
+        scans = chunked(self._path, self._settings.read, _CHUNK_ROWS)
+        assert scans is not None
+        while True:
+            with self._meter.time("build.read"):
+                scan = next(scans, None)
+            if scan is None:
+                return
+            yield self._selected(scan)
+
+    def _selected(self, scan: Scan) -> Points:
+        points = select(self._path, scan, self._settings)
+        self._meter.add("build.read", points_out=len(scan.xyz))
+        return prepare(self._path, points, self._settings.prepare)
+
+    def _ground(self, scans: Iterable[Scan]) -> Clouds:
+        for scan in scans:
+            points = self._selected(scan)
+            yield points, cut(self._path, self._source, points, self._settings, self._work.listed)
+
+    def _objects(self, scans: Iterable[Scan]) -> Clouds:
+        """Many at a time; one at a time where they have annotations."""
+        number, waiting = 0, list[Points]()
+        selected = map(self._selected, scans)
+        for points in selected:
+            waiting.append(points)
+            rows = sum(len(one.xyz) for one in waiting)
+            if points.annotations or rows >= GROUP_ROWS or len(waiting) >= _TOGETHER:
+                yield self._whole(number, waiting)
+                number, waiting = number + len(waiting), []
+        if waiting:
+            yield self._whole(number, waiting)
+
+    def _whole(self, number: int, clouds: Sequence[Points]) -> tuple[Points, Iterable[Pieces]]:
+        points, sizes = joined(clouds), [len(one.xyz) for one in clouds]
+        return points, whole(self._source, number, sizes, points, self._settings, self._work.listed)
+
+    def _write(self, writer: PartWriter, points: Points, pieces: Pieces) -> None:
+        """Write some samples and count what is in them."""
+        meter, rows = self._meter, len(pieces.rows)
+        with meter.time("build.sample", items=len(pieces)):
+            columns = columns_of(self._path, self._source, points, pieces, self._settings.row_order)
+            kept = [i for i in range(len(pieces)) if self._holds(pieces, i, columns)]
+            if len(kept) < len(pieces):
+                self._refused += len(pieces) - len(kept)
+                pieces = pieces.only(kept)
+                columns = columns_of(self._path, self._source, points, pieces, self._settings.row_order)
+        meter.add("build.sample", points_in=rows, points_out=len(pieces.rows))
+        if not len(pieces):
+            return
+        with meter.time("build.pack", items=len(pieces)):
+            self._count(pieces, columns if self._work.raw.points else {})
+            labels = columns["label"] if self._settings.classes else None
+        size = sum(values.nbytes for values in columns.values())
+        meter.add("build.pack", points_in=len(pieces.rows), points_out=len(pieces.rows), bytes=size)
+        annotations: Iterable[Annotations] = itertools.repeat({})
+        if points.annotations:
+            annotations = annotations_of(points, pieces, self._settings, self._path)
+        with meter.time("build.write", items=len(pieces)):
+            for i, own in zip(range(len(pieces)), annotations, strict=False):
+                begin, end = int(pieces.starts[i]), int(pieces.starts[i + 1])
+                label = _label(labels[begin:end] if labels is not None else own.get("label"))
+                sample = PartSample(
+                    split=pieces.split,
+                    tile=int(pieces.tile[i]),
+                    rows=end - begin,
+                    origin=pieces.origin[i].tolist(),
+                    bounds=pieces.bounds[i].ravel().tolist(),
+                    label=label,
+                )
+                writer.add(sample, {name: values[begin:end] for name, values in columns.items()} | own)
+        meter.add("build.write", points_in=len(pieces.rows), points_out=len(pieces.rows), bytes=size)
+
+    def _holds(self, pieces: Pieces, i: int, columns: Columns) -> bool:
+        """Whether a sample is kept: of evaluated ones all are."""
+        if self._where is None or pieces.split != "train":
+            return True
+        own = slice(pieces.starts[i], pieces.starts[i + 1])
+        return self._where.holds(columns["xyz"][own], {name: values[own] for name, values in columns.items()})
+
+    def _count(self, pieces: Pieces, columns: Columns) -> None:
+        split, starts = pieces.split, pieces.starts[:-1].tolist()
+        if split not in self._moments:
+            self._classes[split] = np.zeros(len(self._settings.classes), np.int64)
+            widths = {name: math.prod(values.shape[1:]) for name, values in columns.items()}
+            self._moments[split] = {name: Moments(width) for name, width in widths.items()}
+        if self._settings.classes and columns:
+            label = columns["label"]
+            self._classes[split] += np.bincount(label[label >= 0], minlength=len(self._classes[split]))
+        for name, values in columns.items():
+            self._moments[split][name].add(values, starts)
 
 
-def _read(raw: Raw, source: str) -> tuple[Source, SourceDigest]:
-    try:
-        read = raw.opened(source)
-        return read, sources.digest(*read.files)
-    except OSError as error:
-        cause = f"cannot be read ({error.strerror or error})"
-        raise DataError(raw.root / source, cause, "see whether it is still there and whole") from None
+def _unreadable(path: Path, error: OSError) -> DataError:
+    cause = f"cannot be read ({error.strerror or error})"
+    return DataError(path, cause, "see whether it is still there and whole")
+
+
+def _columns(points: Points) -> list[Column]:
+    return [
+        Column(name=name, dtype=field.dtype.name, width=field.width, kind=field.kind)
+        for name, field in points.schema.items()
+    ]
+
+
+def _label(labels: NDArray[np.int32] | None) -> int:
+    """The class that most rows are of, -1 for none."""
+    known = labels[labels >= 0] if labels is not None else np.empty(0, np.int32)
+    return int(np.bincount(known).argmax()) if len(known) else -1
 
 
 def stopped(error: Exception, where: Path) -> DataError:
@@ -130,46 +294,3 @@ def stopped(error: Exception, where: Path) -> DataError:
         f"the build stopped: {cause}",
         "mend that and run it again, it continues",
     )
-
-
-def _describe(points: Points, piece: Piece, label: NDArray[Any]) -> PartSample:
-    xyz = points.xyz[piece.rows]
-    bounds = np.concatenate([xyz.min(axis=0), xyz.max(axis=0)]) if len(xyz) else np.zeros(6)
-    known = label[label >= 0]
-    return PartSample(
-        split=piece.split,
-        tile=piece.tile,
-        rows=len(piece.rows),
-        origin=piece.origin.tolist(),
-        bounds=bounds.tolist(),
-        label=int(np.bincount(known).argmax()) if len(known) else -1,
-    )
-
-
-def usual(parts: Sequence[Part]) -> Part:
-    """The first of the parts whose fields most of them have."""
-    kinds = [frozenset(map(_kind, part.columns)) for part in parts]
-    most = Counter(kinds)
-    return parts[max(range(len(parts)), key=lambda i: (most[kinds[i]], -i))]
-
-
-def odd(path: Path, part: Part, other: Part) -> DataError | None:
-    """An error for a source, at ``path``, whose fields differ from another's.
-
-    Samples of a dataset have equal columns.
-    """
-    ours, theirs = ({column.name: column for column in one.columns} for one in (part, other))
-    fix = "list the fields that all files have in data.fields"
-    for name in sorted(ours.keys() ^ theirs.keys()):
-        lacks = f"has no field '{name}', {other.source} has it"
-        has = f"has a field '{name}', {other.source} has no field of that name"
-        return DataError(path, lacks if name in theirs else has, fix)
-    for name, column in ours.items():
-        if column != theirs[name]:
-            ours_text, theirs_text = (f"{c.dtype} x {c.width}" for c in (column, theirs[name]))
-            return DataError(path, f"field '{name}' is {ours_text}, in {other.source} {theirs_text}", fix)
-    return None
-
-
-def _kind(column: Column) -> tuple[str, str, int, str]:
-    return column.name, column.dtype, column.width, column.kind

@@ -49,7 +49,7 @@ class Progress:
         """One line."""
         figures = {stage: dict(zip(FIGURES, row, strict=False)) for stage, row in self._rows()}
         read, written = figures["build.read"], int(figures["build.write"]["items"])
-        if written or (self._total and self.done == self._total):
+        if self.done == self._total if self._total else written:
             return f"writing shards: {written}{f' of {self._samples}' if self._samples else ''} samples"
         if not self._total and not read["items"]:
             return "looking for files"

@@ -23,7 +23,8 @@ from ..samplers.fields import REDUCTIONS, Reduction, kind_of, reduction_of
 from ..samplers.group import PICKS, Pick
 from ..samplers.random import random
 from ..samplers.voxel import voxel
-from .cut import LARGEST, corner
+from .cut import LARGEST
+from .pieces import corner
 from .readers import Scan, idx, read
 from .save import LAS, NPY, Sampled, check_out, save, signature
 

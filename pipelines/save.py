@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..files import atomic, prepare
-from .cut import TOLERANCE, float32_error
 from .las_copy import write_copy
+from .pieces import TOLERANCE, float32_error
 from .readers import Scan
 
 LAS_SUFFIXES = (".las", ".laz")

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..files import sync
 from .checks import running
 from .records import Field
 
@@ -56,14 +55,16 @@ def to_batch(schema: pa.Schema, columns: Mapping[str, NDArray[Any]]) -> pa.Recor
     """The record batch of one sample."""
     arrays = []
     for entry in schema:
-        values = np.ascontiguousarray(columns[entry.name])
+        values, type_ = np.ascontiguousarray(columns[entry.name]), entry.type
+        vectors = pa.types.is_fixed_size_list(type_)
         # Not by pa.array, which imports pandas where that is installed: most of a second in every process.
-        buffers = [None, pa.py_buffer(values)]
-        flat = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, buffers)
-        if pa.types.is_fixed_size_list(entry.type):
-            flat = pa.FixedSizeListArray.from_arrays(flat, type=entry.type)
+        flat = pa.Array.from_buffers(
+            type_.value_type if vectors else type_, values.size, [None, pa.py_buffer(values)]
+        )
+        if vectors:
+            flat = pa.Array.from_buffers(type_, len(values), [None], children=[flat])
         arrays.append(flat)
-    return pa.record_batch(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def from_batch(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
@@ -81,10 +82,9 @@ def from_batch(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
 
 @contextmanager
 def writing(path: Path, schema: pa.Schema) -> Iterator[Any]:
-    """An Arrow file to write batches to; on the disk when the block ends."""
+    """An Arrow file to write batches to; it is for the caller to `sync` it."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         yield writer
-    sync(path)
 
 
 def write_table(path: Path, schema: pa.Schema, columns: Mapping[str, Any]) -> None:
@@ -127,25 +127,38 @@ def write_shard(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
             writer.write_batch(batch)
 
 
-def locate(
+def buffers(
     path: Path, fields: Mapping[str, Field]
-) -> Iterator[tuple[int, dict[str, int], dict[str, NDArray[np.uint32]]]]:
-    """For each sample of a finished shard: rows, byte position of each column, and its running checksums.
+) -> Iterator[tuple[int, dict[str, tuple[int, memoryview]]]]:
+    """For each sample of a finished shard: its rows, and of each column the byte position and the bytes.
 
     Read back from the file, so that what is recorded is what is there.
     """
     reader, whole = opened(path)
+    wanted = [(name, reader.schema.get_field_index(name), field.row_bytes) for name, field in fields.items()]
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
-        positions: dict[str, int] = {}
-        sums: dict[str, NDArray[np.uint32]] = {}
-        for name, field in fields.items():
-            buffer = batch.column(name).buffers()[-1]
-            empty = batch.num_rows == 0
-            positions[name] = 0 if empty else buffer.address - whole.address
-            data = memoryview(b"") if empty else memoryview(buffer)[: batch.num_rows * field.row_bytes]
-            sums[name] = running(data, batch.num_rows, field.row_bytes)
-        yield batch.num_rows, positions, sums
+        rows, arrays = batch.num_rows, batch.columns
+        found: dict[str, tuple[int, memoryview]] = {}
+        for name, at, row_bytes in wanted:
+            buffer = arrays[at].buffers()[-1]
+            data = memoryview(buffer)[: rows * row_bytes] if rows else memoryview(b"")
+            found[name] = buffer.address - whole.address if rows else 0, data
+        yield rows, found
+
+
+def locate(
+    path: Path, fields: Mapping[str, Field]
+) -> Iterator[tuple[int, dict[str, int], dict[str, NDArray[np.uint32]]]]:
+    """For each sample of a finished shard: rows, byte position of each column, and its running checksums."""
+    row_bytes = {name: field.row_bytes for name, field in fields.items()}
+    for rows, found in buffers(path, fields):
+        positions = {name: at for name, (at, _) in found.items()}
+        yield (
+            rows,
+            positions,
+            {name: running(data, rows, row_bytes[name]) for name, (_, data) in found.items()},
+        )
 
 
 def index_schema(fields: Iterable[str], annotations: Iterable[str] = ()) -> pa.Schema:

@@ -7,6 +7,7 @@ What is kept in memory is one shard, however large the corpus.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from .finish import About, Described, finish, warn_of_empty_splits
 from .manifest import Column, Counts, SourceDigest, SplitCounts
 from .records import SPLITS
 from .settings import DataSettings, TextSettings
+
+log = logging.getLogger(__name__)
 
 END = 256
 """The token after each document."""
@@ -51,6 +54,23 @@ class _Split:
     source: list[str] = field(default_factory=list)
     tile: list[int] = field(default_factory=list)
     tokens: int = 0
+
+
+def without_hidden(root: Path, names: Sequence[str]) -> list[str]:
+    """The names without those of hidden files, and of files in hidden folders, which are told of.
+
+    Tools keep texts of their own there. Raises DataError where all are hidden.
+    """
+    found = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    if not found:
+        raise DataError(root, "holds no *.txt file but hidden ones", "name others in data.files")
+    if len(found) < len(names):
+        first = min({*names} - {*found})
+        log.warning(
+            "%s: left out %d hidden files, as %s: data.files may name them",
+            *(root, len(names) - len(found), first),
+        )
+    return found
 
 
 def assemble(
@@ -106,7 +126,7 @@ def assemble(
         columns=[],
         annotations=[_column()],
         counts=Counts(samples=samples, points=0, dropped=0, outside=0, splits=counts),
-        statistics={},
+        moments={},
         row_order="source",
         sources=dict(sorted(sources.items())),
     )

@@ -97,11 +97,33 @@ class Grid:
         """Number of tiles, empty ones too."""
         return self.x.count * self.y.count
 
+    @property
+    def _apart(self) -> bool:
+        """Whether each point is in one tile."""
+        return self.x.size == self.x.stride
+
     def cut(self, xyz: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Each tile that holds rows of ``xyz``, float64 (n, 3), by number, and the rows, ascending."""
-        for i, strip in self.x.cut(xyz[:, 0]):
-            for j, rows in self.y.cut(xyz[strip, 1]):
-                yield i * self.y.count + j, strip[rows]
+        if not self._apart:
+            for i, strip in self.x.cut(xyz[:, 0]):
+                for j, rows in self.y.cut(xyz[strip, 1]):
+                    yield i * self.y.count + j, strip[rows]
+            return
+        tile = self.tile(xyz)
+        order = by_tile(tile)
+        first = np.flatnonzero(np.diff(tile[order], prepend=-1))
+        for number, rows in zip(tile[order[first]].tolist(), np.split(order, first[1:]), strict=True):
+            yield number, rows
+
+    def tile(self, xyz: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The tile of each row of ``xyz``, float64 (n, 3), where tiles lie edge to edge: int64 (n,)."""
+        from .tile_number import number  # compiled: settings, which import this, come without a compiler
+
+        assert self._apart
+        numbers = np.zeros(len(xyz), np.int64)
+        for i, axis in enumerate((self.x, self.y)):
+            number(xyz[:, i], axis.anchor, axis.size, axis.count, numbers)
+        return numbers
 
     def centre(self, tile: int) -> tuple[float, float]:
         """The middle of a tile."""
@@ -109,8 +131,21 @@ class Grid:
         return sum(self.x.edges(i)) / 2, sum(self.y.edges(j)) / 2
 
 
+def by_tile(tile: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows by their tile, those of one tile ascending."""
+    if not len(tile):
+        return np.zeros(0, np.int64)
+    least = tile.min()
+    if tile.max() - least < 1 << 16:  # numbers of 16 bits are counted, not compared
+        return np.argsort((tile - least).astype(np.uint16), kind="stable")
+    return np.argsort(tile, kind="stable")
+
+
 def grid(path: Path, xyz: NDArray[Any], settings: TileSettings, *, train: bool) -> Grid:
-    """The grid over a whole scan. Raises DataError where tiles are too small for its extent or its place."""
+    """The grid over a whole scan, or over two opposite corners of its extent.
+
+    Raises DataError where tiles are too small for its extent or its place.
+    """
     low, high = xyz[:, :2].min(axis=0), xyz[:, :2].max(axis=0)
     stride = settings.stride if train and settings.stride else settings.size
     reach = max(np.abs(low).max(), np.abs(high).max())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ..errors import TamisError, UsageError
 from ..metrics import BUILD, Meter
@@ -59,19 +60,22 @@ def main(parent: int) -> None:
         while True:
             source, _ = received(fill)
             meter = Meter(BUILD)
-            reply = {"source": source} | _made(work, source, meter)
-            sent(replies, message(reply | {"logged": logged.taken()}, {"figures": meter.table}))
+            reply, arrays = made(work, source, meter)
+            reply |= {"source": source, "logged": logged.taken()}
+            sent(replies, message(reply, {**arrays, "figures": meter.table}))
     except (EOFError, BrokenPipeError):  # the parent has gone
         return
 
 
-def _made(work: Work, source: str, meter: Meter) -> dict[str, Any]:
+def made(work: Work, source: str, meter: Meter) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The part of a source or an error, as plain values, and the arrays that belong to a part."""
     try:
-        return {"part": work.part(source, meter).model_dump_json()}
+        text, arrays = work.part(source, meter).plain()
+        return {"part": text}, arrays
     except TamisError as error:
-        return {"error": error.plain(), "stops": isinstance(error, UsageError)}
+        return {"error": error.plain(), "stops": isinstance(error, UsageError)}, {}
     except (OSError, pa.ArrowException) as error:  # what cannot be read is a DataError: this is the output
-        return {"error": stopped(error, work.journal.folder.parent).plain(), "stops": True}
+        return {"error": stopped(error, work.journal.folder.parent).plain(), "stops": True}, {}
 
 
 class _Logged(logging.Handler):

@@ -21,8 +21,9 @@ from crc32c import crc32c
 from tamis.pipelines import shards
 from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.finish import About, Described, finish
-from tamis.pipelines.manifest import Column, Counts, Figures, SplitCounts
+from tamis.pipelines.manifest import Column, Counts, SplitCounts
 from tamis.pipelines.settings import DataSettings
+from tamis.pipelines.statistics import moments_of
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A run in the background ignores Ctrl-C, and so would the processes that tests send it to.
@@ -76,12 +77,15 @@ def write_dataset() -> Callable[..., Dataset]:
             dropped=0,
             annotations={one.name: sum(len(sample[one.name]) for sample in samples) for one in annotations},
         )
-        figures = Figures(mean=[0.0], std=[0.0], min=[0.0], max=[0.0], p01=[0.0], p99=[0.0])
+        moments = moments_of({one.name: one.field() for one in columns})
+        for sample in samples:
+            for name, one in moments.items():
+                one.add(sample[name])
         described = Described(
             columns=columns,
             annotations=annotations,
             counts=Counts(samples=n, points=points, dropped=0, outside=0, splits={"train": counts}),
-            statistics={one.name: figures for one in columns},
+            moments=moments,
             row_order="source",
             sources={},
         )

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from ..config import load
 from ..errors import DataError, UsageError
 from ..files import prepare
-from ..pipelines.cut import columns_of, cut, select
+from ..pipelines.cut import select
 from ..pipelines.las_copy import write_copy
+from ..pipelines.pieces import columns_of, cut
 from ..pipelines.readers import ReadSettings, Scan, read
 from ..pipelines.records import sample_id
 from ..pipelines.settings import DataSettings
@@ -117,6 +118,7 @@ def _samples(
         update={"split": FilesSplit(kind="files"), "bounds": None, "classes": {}, "fields": None}
     )
     points = select(file, scan, everything)
-    for piece in cut(file, file.name, points, everything, {file.name: "test"}):
-        columns = columns_of(file, file.name, points, piece, "source")
-        yield columns["row"], columns, sample_id(file.name, piece.tile)
+    for pieces in cut(file, file.name, points, everything, {file.name: "test"}):
+        for i in range(len(pieces)):
+            columns = columns_of(file, file.name, points, pieces.part(i, i + 1), "source")
+            yield columns["row"], columns, sample_id(file.name, int(pieces.tile[i]))

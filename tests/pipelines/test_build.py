@@ -242,8 +242,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "dataset").exists()
     building = tmp_path / "run" / "dataset.building"
-    finished = list(building.glob("part-*.json")) if building.exists() else []
-    assert len(finished) == len(list(building.glob("part-*.arrow")) if building.exists() else [])
+    finished = [path.stem for path in building.glob("part-*.json")]
+    assert not [path for path in building.glob("*.arrow") if path.stem.rpartition("-")[0] not in finished]
+    assert not [*building.glob(".*")]
 
 
 def test_samples_of_one_id_stop_the_build(

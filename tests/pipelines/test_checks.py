@@ -8,7 +8,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tamis.pipelines import checks
+from tamis.pipelines import checks, running
 
 
 @given(st.binary(min_size=1, max_size=300), st.data())
@@ -26,11 +26,18 @@ def test_no_bit_explains_no_or_other_damage() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 1024, 1500])
-def test_running_sums_are_sums_of_prefixes(rows: int) -> None:
-    data = np.random.default_rng(rows).bytes(rows * 6)
-    sums = checks.running(memoryview(data), rows, 6)
+@pytest.mark.parametrize("row_bytes", [1, 3, 6, 8])
+@pytest.mark.parametrize("instruction", [True, False])
+def test_running_sums_are_sums_of_prefixes(
+    rows: int, row_bytes: int, instruction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if instruction and not running.AVAILABLE:
+        pytest.skip("this processor has no instruction for CRC32C")
+    monkeypatch.setattr(running, "AVAILABLE", instruction)
+    data = np.random.default_rng(rows).bytes(rows * row_bytes)
+    sums = checks.running(memoryview(data), rows, row_bytes)
     assert sums.dtype == np.uint32
-    assert sums.tolist() == [crc32c(data[: 256 * 6 * (i + 1)]) for i in range(checks.blocks(rows))]
+    assert sums.tolist() == [crc32c(data[: 256 * row_bytes * (i + 1)]) for i in range(checks.blocks(rows))]
     assert len(sums) == (rows + 255) // 256
 
 

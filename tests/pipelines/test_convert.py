@@ -29,8 +29,9 @@ from tamis.pipelines.dali_sources import opened
 from tamis.pipelines.dali_tfrecord import FeatureColumn, TfrecordSource
 from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.finish import About, Described, finish
-from tamis.pipelines.manifest import Column, Counts, Figures, SplitCounts
+from tamis.pipelines.manifest import Column, Counts, SplitCounts
 from tamis.pipelines.records import SPLITS
+from tamis.pipelines.statistics import moments_of
 from tamis.pipelines.verify import verify
 
 Digests = Callable[[Path], dict[str, str]]
@@ -80,12 +81,11 @@ def made(folder: Path, samples: Sequence[Made], columns: Sequence[Column], own: 
         )
         for split in dict.fromkeys(splits)
     }
-    nothing = Figures(mean=[None], std=[None], min=[None], max=[None], p01=[None], p99=[None])
     described = Described(
         columns=[*columns],
         annotations=[*own],
         counts=Counts(samples=len(samples), points=sum(points), dropped=9, outside=4, splits=counts),
-        statistics={column.name: nothing for column in columns},
+        moments=moments_of({column.name: column.field() for column in columns}),
         row_order="source",
         sources={},
     )

@@ -8,16 +8,10 @@ import pytest
 
 from tamis.errors import DataError
 from tamis.pipelines.build import DataSettings
-from tamis.pipelines.cut import Points, class_numbers, columns_of, cut, local, select
+from tamis.pipelines.cut import class_numbers, select, warn_of_dropped
 from tamis.pipelines.readers import Scan
-from tamis.pipelines.splits import BlocksSplit
-from tamis.pipelines.tiles import TileSettings
 
 PATH = Path("scan.npy")
-
-
-def points(xyz: np.ndarray) -> Points:
-    return Points(xyz, {"row": np.arange(len(xyz))}, 0, 0)
 
 
 def test_gate_drops_and_counts_rows_that_are_not_finite(caplog: pytest.LogCaptureFixture) -> None:
@@ -26,6 +20,7 @@ def test_gate_drops_and_counts_rows_that_are_not_finite(caplog: pytest.LogCaptur
     scan = Scan(xyz, {"intensity": np.arange(6, dtype=np.uint16)})
     with caplog.at_level(logging.WARNING):
         kept = select(PATH, scan, DataSettings(bounds=[0.0, 0.0, 15.0, 100.0]))
+        warn_of_dropped(PATH, kept.dropped)
     assert (kept.dropped, kept.outside) == (2, 1)
     assert kept.columns["row"].tolist() == [0, 2, 3]
     assert kept.columns["intensity"].tolist() == [0, 2, 3]
@@ -113,71 +108,6 @@ def test_a_source_may_use_our_names() -> None:
         "source_row": [5, 6],
         "source_xyz": [1, 2],
     }
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_v02_far_origin_is_restored_to_half_a_millimetre(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    xyz = rng.uniform(-4000, 4000, (2000, 3)) + np.array([388096, 3948996, 40])
-    (piece,) = cut(PATH, "a", points(xyz), DataSettings(), {})
-    stored = local(PATH, xyz[piece.rows], piece.origin)
-    assert stored.dtype == np.float32
-    assert np.abs(stored.astype(np.float64) + piece.origin - xyz).max() <= 0.5e-3
-
-
-def test_v02_a_lattice_far_away_keeps_its_cells() -> None:
-    """V02: 5 cm lattice in UTM; float32 coordinates without an origin give 300 voxels of 1,000."""
-    lattice = np.stack(np.meshgrid(*[np.arange(20) * 0.05 + 0.025] * 3, indexing="ij"), -1).reshape(-1, 3)
-    xyz = lattice + np.array([388096.0, 3948996.0, 40.0])
-    settings = DataSettings(tiles=TileSettings(size=10.0))
-    (piece,) = cut(PATH, "a", points(xyz), settings, {})
-    stored = columns_of(PATH, "a", points(xyz), piece, "random")["xyz"]
-    cells = np.floor((stored + piece.origin - [388096, 3948996, 40]) / 0.1 + 1e-6)
-    assert len(np.unique(cells, axis=0)) == 1000
-
-
-@pytest.mark.parametrize(("extent", "fits"), [(8000, True), (32_000, True), (33_000, False), (1e30, False)])
-def test_an_extent_too_wide_for_float32_is_refused(extent: float, fits: bool) -> None:
-    xyz = np.array([[0, 0, 0], [extent, 0, 0]], float)
-    (piece,) = cut(PATH, "a", points(xyz), DataSettings(), {})
-    if fits:
-        assert local(PATH, xyz, piece.origin)[1, 0] == extent / 2
-    else:
-        with pytest.raises(DataError, match=r"spans .* data\.tiles"):
-            local(PATH, xyz, piece.origin)
-
-
-def test_origins() -> None:
-    xyz = np.array([[101, 202, 5], [104, 208, 3.0]])
-    (whole,) = cut(PATH, "a", points(xyz), DataSettings(), {})
-    assert whole.origin.tolist() == [102.5, 205, 3]
-    (tile,) = cut(PATH, "a", points(xyz), DataSettings(tiles=TileSettings(size=10.0)), {})
-    assert tile.origin.tolist() == [104, 205, 3]  # the centre, 105, moved into the box of the points
-    (vast,) = cut(PATH, "a", points(xyz), DataSettings(tiles=TileSettings(size=1e300)), {})
-    assert local(PATH, xyz, vast.origin).max() <= 6
-    (none,) = cut(PATH, "a", points(np.empty((0, 3))), DataSettings(), {})
-    assert (len(none.rows), none.origin.tolist()) == (0, [0, 0, 0])
-    assert not list(cut(PATH, "a", points(np.empty((0, 3))), DataSettings(tiles=TileSettings(size=1.0)), {}))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_splits_share_no_ground_and_lose_no_evaluated_point(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    xyz = rng.integers(-300, 500, (1000, 3)) / 10  # a lattice: many points lie on the edges of tiles
-    settings = DataSettings(
-        tiles=TileSettings(size=10.0, stride=5.0, min_points=15),
-        split=BlocksSplit(kind="blocks", size=[10, 0], of=4, test=[1], val=[3]),
-    )
-    pieces = list(cut(PATH, "a", points(xyz), settings, {}))
-    block = np.floor(xyz[:, 0] / 10).astype(int) % 4
-    for split, numbers in (("train", [0, 2]), ("test", [1]), ("val", [3])):
-        rows = [row for piece in pieces if piece.split == split for row in piece.rows.tolist()]
-        assert set(block[rows]) <= set(numbers)
-        if split != "train":
-            assert sorted(rows) == np.flatnonzero(np.isin(block, numbers)).tolist()
-    assert min(len(piece.rows) for piece in pieces if piece.split == "train") >= 15
-    assert min(len(piece.rows) for piece in pieces if piece.split != "train") < 15
-    assert len({piece.tile for piece in pieces}) == len(pieces)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.float32])

@@ -36,8 +36,13 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def record_of(path: Path) -> Path:
+    """The record of the part that a shard is of."""
+    return path.with_name(path.stem.rpartition("-")[0] + ".json")
+
+
 def edit(path: Path) -> None:
-    record = path.with_suffix(".json")
+    record = record_of(path)
     text = record.read_text()
     assert '"rows":' in text
     record.write_text(text.replace('"rows":', '"rows":1', 1))
@@ -48,8 +53,8 @@ def edit(path: Path) -> None:
     [
         flip,
         edit,
-        lambda path: flip(path.with_suffix(".json")),
-        lambda path: path.with_suffix(".json").write_bytes(b"[" * 10_000),
+        lambda path: flip(record_of(path)),
+        lambda path: record_of(path).write_bytes(b"[" * 10_000),
         lambda path: path.write_bytes(path.read_bytes()[:3000]),
         lambda path: path.write_bytes(b""),
         lambda path: path.unlink(),
