@@ -1,8 +1,10 @@
 """Datasets in an object store (S3, Google Cloud, Azure), or behind a web server for reading, through obstore.
 
 Objects appear whole or not at all, each with the SHA-256 of its bytes beside it, and ``dataset.json`` is the
-last: where it is, everything is. Keys and regions come from the environment, as the stores' own tools have
-them (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, ...).
+last: where it is, everything is. A mounted folder, as in "file:///mnt/share/first", is a store as well; as
+nothing can stand beside a file, its bytes are read instead. Keys and regions come from the environment, as
+the stores' own tools have them (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS,
+AZURE_STORAGE_ACCOUNT_NAME, ...).
 """
 
 from __future__ import annotations
@@ -45,9 +47,8 @@ def push(folder: Path, url: str) -> None:
     """
     data = _local_manifest(folder)
     manifest = unseal(folder / MANIFEST, data)
-    if url.startswith(("http://", "https://")):
-        raise UsageError(url, "can only be read", "push to s3://, gs:// or az://")
-    store = _store(url)
+    check_writable(url)
+    store = _store(url, make=True)
     with _told(url):
         there = _bytes(store, MANIFEST)
         if there == data:
@@ -59,10 +60,17 @@ def push(folder: Path, url: str) -> None:
         for name in sorted(sizes.keys() - manifest.files.keys()):
             raise DataError(url, f"holds {name}, which is not of this dataset", "choose an empty place")
         _each(partial(_send, store, folder, sizes), manifest.files.items())
-        import_module("obstore").put(
-            store, MANIFEST, data, attributes=_about(hashlib.sha256(data).hexdigest())
-        )
+        _put(store, MANIFEST, data, hashlib.sha256(data).hexdigest())
     log.info("%s: %d files", url, len(manifest.files) + 1)
+
+
+def check_writable(url: str) -> None:
+    """Raise UsageError for a URL that names no store that can be written to, before any work is done."""
+    if not is_url(url) or url.startswith(("http://", "https://")):
+        cause = "can only be read" if is_url(url) else "is no URL"
+        raise UsageError(url, cause, "push to s3://, gs://, az:// or file:///FOLDER")
+    if not url.startswith("file:///"):  # a folder is made when there is something to put in
+        _store(url)
 
 
 def pull(url: str, folder: Path) -> None:
@@ -103,14 +111,35 @@ def check(url: str) -> Manifest:
 
 
 def _send(store: Any, folder: Path, sizes: dict[str, int], name: str, digest: FileDigest) -> None:
-    obstore, path = import_module("obstore"), folder / name
+    path = folder / name
     if sizes.get(name) == digest.bytes:
-        if obstore.get(store, name).attributes.get(_SHA256) == digest.sha256:
+        if _sha256_of(store, name) == digest.sha256:
             return
         log.info("%s: is another's, it is sent again", name)
     if file_sha256(path) != digest.sha256:
         raise DataError(path, "is damaged", "see `tamis verify`; build the dataset again")
-    obstore.put(store, name, path, attributes=_about(digest.sha256))
+    _put(store, name, path, digest.sha256)
+
+
+def _put(store: Any, name: str, data: bytes | Path, sha256: str) -> None:
+    about = {} if _is_folder(store) else {"attributes": {_SHA256: sha256}}
+    import_module("obstore").put(store, name, data, **about)
+
+
+def _sha256_of(store: Any, name: str) -> str | None:
+    """What stands beside an object; in a folder, where nothing can, of its bytes."""
+    found = import_module("obstore").get(store, name)
+    if not _is_folder(store):
+        known: str | None = found.attributes.get(_SHA256)
+        return known
+    sha256 = hashlib.sha256()
+    for chunk in found.stream(min_chunk_size=_CHUNK):
+        sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def _is_folder(store: Any) -> bool:
+    return isinstance(store, import_module("obstore.store").LocalStore)
 
 
 def _fetch(store: Any, url: str, folder: Path, name: str, digest: FileDigest) -> None:
@@ -149,9 +178,11 @@ def _each(work: Any, files: Iterable[tuple[str, FileDigest]]) -> None:
             raise
 
 
-def _store(url: str) -> Any:
+def _store(url: str, *, make: bool = False) -> Any:
+    plain: dict[str, Any] = {"client_options": {"allow_http": True}} if url.startswith("http://") else {}
+    if url.startswith("file://"):
+        plain = {"mkdir": make}
     try:
-        plain = {"client_options": {"allow_http": True}} if url.startswith("http://") else {}
         return import_module("obstore.store").from_url(url, **plain)
     except Exception as error:  # each kind of store has errors of its own
         if isinstance(error, ImportError):
@@ -178,10 +209,6 @@ def _remote_manifest(store: Any, url: str) -> bytes:
 def _sizes(store: Any) -> dict[str, int]:
     listed = import_module("obstore").list(store)
     return {found["path"]: found["size"] for page in listed for found in page}
-
-
-def _about(sha256: str) -> dict[str, str]:
-    return {_SHA256: sha256}
 
 
 def _local_manifest(folder: Path) -> bytes:

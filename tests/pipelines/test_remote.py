@@ -17,6 +17,7 @@ import obstore
 import pytest
 from obstore.store import from_url
 
+from tamis import cli
 from tamis.errors import DataError, UsageError
 from tamis.pipelines.build import DataSettings, build
 from tamis.pipelines.dataset import Dataset
@@ -205,3 +206,90 @@ def test_a_push_that_is_killed_goes_on(bucket: str, built: Path, tmp_path: Path)
     push(built, bucket)
     pull(bucket, tmp_path / "back")
     assert content(tmp_path / "back") == content(built)
+
+
+def test_a_folder_is_a_store_too(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "mounted" / "first one"
+    url = f"file://{tmp_path}/mounted/first%20one"
+    push(built, url)
+    assert content(place) == content(built)
+    shard = next(place.glob("shard*"))
+    (place / "dataset.json").unlink()
+    (place / shard.name).write_bytes(bytes(shard.stat().st_size))  # as large, but another's
+    put, sent = obstore.put, list[str]()
+
+    def noting(store: Any, name: str, *rest: Any) -> Any:
+        sent.append(name)
+        return put(store, name, *rest)
+
+    monkeypatch.setattr(obstore, "put", noting)
+    push(built, url)
+    assert sent == [shard.name, "dataset.json"]
+    check(url)
+    pull(url, tmp_path / "back")
+    assert content(tmp_path / "back") == content(built)
+
+
+def _configured(settings: DataSettings, folder: Path) -> Path:
+    path = folder / "c.toml"
+    text = f'name = "c"\n[data]\nroot = "{settings.root}"\nworkers = 1\nrow_order = "source"\nshard_mb = 1\n'
+    path.write_text(text)
+    return path
+
+
+def test_a_build_goes_where_it_is_told(
+    bucket: str,
+    settings: DataSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tamis", "build", str(_configured(settings, tmp_path)), *arguments])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        return int(exit.value.code or 0), *capsys.readouterr()
+
+    out = tmp_path / "run"
+    for url in ("http://127.0.0.1/there", "somewhere", "file://here", "s4://data/there"):
+        code, _, told = run("--out", str(out), "--to", url)
+        assert (code, told.startswith(f"tamis: {url}: ")) == (2, True)
+    assert not out.exists(), "it was built before the URL was looked at"
+    put = obstore.put
+
+    def cut(store: Any, name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("shard"):
+            raise obstore.exceptions.GenericError("the line is cut")
+        return put(store, name, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "put", cut)
+        code, _, told = run("--out", str(out), "--to", bucket)
+    assert (code, "the store refused: the line is cut" in told) == (1, True)
+    with pytest.raises(DataError, match=r"holds no dataset\.json"):
+        check(bucket)
+    before = content(out / "dataset")
+    code, told, _ = run("--out", str(out), "--to", bucket)
+    assert (code, told.splitlines()[-1]) == (0, f"{bucket}: the dataset is there")
+    assert content(out / "dataset") == before
+    assert check(bucket).fingerprint == Dataset(out).fingerprint
+
+
+@pytest.mark.slow
+def test_a_build_killed_on_its_way_there_goes_on(bucket: str, settings: DataSettings, tmp_path: Path) -> None:
+    code = (
+        "import obstore, os, sys, tamis.cli as cli\n"
+        "put = obstore.put\n"
+        "def killed(store, name, *rest, **more):\n"
+        "    if name.startswith('shard'): os.kill(os.getpid(), 9)\n"
+        "    return put(store, name, *rest, **more)\n"
+        "if sys.argv.pop() == 'kill': obstore.put = killed\n"
+        "cli.main()"
+    )
+    command = [sys.executable, "-c", code, "build", str(_configured(settings, tmp_path))]
+    command += ["--out", str(tmp_path / "run"), "--to", bucket]
+    assert subprocess.run([*command, "kill"], check=False, capture_output=True).returncode == -signal.SIGKILL
+    with pytest.raises(DataError, match=r"holds no dataset\.json"):
+        check(bucket)
+    subprocess.run([*command, "go on"], check=True, capture_output=True)
+    assert check(bucket).fingerprint == Dataset(tmp_path / "run").fingerprint
