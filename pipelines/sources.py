@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -10,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from ..errors import DataError, UsageError
 from .checks import file_sha256
 from .manifest import SourceDigest
-from .readers import SUFFIXES
+from .readers import SUFFIXES, File
 from .splits import FilesSplit, HashSplit
 
 ENVIRONMENT = "TAMIS_DATA"
@@ -75,9 +76,17 @@ def splits_by_file(root: Path, split: object, sources: Sequence[str]) -> dict[st
     return listed
 
 
-def digest(*files: Path) -> SourceDigest:
-    """Size and SHA-256 of a source: of its files one after another."""
-    return SourceDigest(bytes=sum(file.stat().st_size for file in files), sha256=file_sha256(*files))
+def digest(*files: File) -> SourceDigest:
+    """Size and SHA-256 of a source: of its files one after another.
+
+    Where it has parts of files that others share, the SHA-256 is that of the files' and these bytes.
+    """
+    paths = [file for file in files if isinstance(file, Path)]
+    parts = [file for file in files if isinstance(file, bytes)]
+    sha256 = file_sha256(*paths)
+    if parts:
+        sha256 = hashlib.sha256(b"".join([bytes.fromhex(sha256), *parts])).hexdigest()
+    return SourceDigest(bytes=sum(path.stat().st_size for path in paths), sha256=sha256)
 
 
 def _has_suffix(name: str) -> bool:

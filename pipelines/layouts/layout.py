@@ -11,26 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ..readers import ReadSettings, Scan
+from ..readers import File, ReadSettings, Scan
 
 
 class Layout(NamedTuple):
     """A published dataset's way to lie in folders below a root.
 
     ``find(root)``: name of each scan, relative to the root -> its official split. ``read(root, name)``: the
-    scan, with its labels as a field. ``files(root, name)``: the files that takes, the named one first.
-    ``classes(root)``: class -> codes, as the dataset's authors number and evaluate them. ``label``: the field
-    that holds the codes. ``objects``: whether each scan is an object that stands for itself. ``points``:
-    whether scans hold points; if not, annotations are all there is.
+    scan, with its labels as a field, or all scans of a file whose scans are ``objects``, each read when it is
+    asked for. ``files(root, name)``: what it is read from, the named file first; of tables that many scans
+    share the bytes that are its own stand instead of the table. ``classes(root)``: class -> codes, as the
+    dataset's authors number and evaluate them. ``label``: the field that holds the codes. ``objects``:
+    whether each scan is an object that stands for itself. ``points``: whether scans hold points; if not,
+    annotations are all there is. ``takes``: which of the keys "sweeps" and "images" of [data] ``read`` and
+    ``files`` know.
     """
 
     find: Callable[[Path], dict[str, str]]
-    read: Callable[[Path, str], Scan]
-    files: Callable[[Path, str], tuple[Path, ...]]
+    read: Callable[..., Any]
+    files: Callable[..., tuple[File, ...]]
     classes: Callable[[Path], Mapping[str, list[int]]]
     label: str
     objects: bool = False
     points: bool = True
+    takes: frozenset[str] = frozenset()
 
 
 PLAIN = ReadSettings()
@@ -71,6 +75,19 @@ def one_a_row(path: Path, values: NDArray[Any], scan: Scan, of: str) -> NDArray[
 def with_fields(scan: Scan, **fields: NDArray[Any]) -> Scan:
     """The scan with more fields."""
     return replace(scan, fields={**scan.fields, **fields})
+
+
+def with_annotations(scan: Scan, **annotations: NDArray[Any]) -> Scan:
+    """The scan with more annotations."""
+    return replace(scan, annotations={**scan.annotations, **annotations})
+
+
+def image(path: Path | None) -> NDArray[np.uint8]:
+    """The bytes of an image file, none where there is no file. Raises DataError where it cannot be read."""
+    try:
+        return np.fromfile(path, np.uint8) if path else np.empty(0, np.uint8)
+    except OSError as error:
+        raise DataError(path or "", f"cannot be read ({error.strerror})", "check the path") from None
 
 
 def numbered(classes: Sequence[str]) -> dict[str, list[int]]:

@@ -2,6 +2,11 @@
 
 A label is a uint32: the class code in the lower half, the number of the object in the upper one. Sequence 8
 validates, 11 to 21 are for the benchmark's server and come without labels.
+
+``poses.txt`` of a sequence has a line a scan: the motion, 3 x 4 row by row, from its left camera to that of
+the first scan; ``Tr`` of ``calib.txt`` is that from the scanner to the camera, ``times.txt`` has seconds.
+Where all sequences have the first two, each scan has its pose. Scans that are merged keep the labels they
+have.
 """
 
 from __future__ import annotations
@@ -12,8 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import DataError
-from ..readers import Scan, read
-from .layout import PLAIN, Layout, names, one_a_row, with_fields, with_labels
+from ..readers import File, Scan, read
+from .kitti_poses import has_poses, pose_of, time_of
+from .layout import PLAIN, Layout, names, one_a_row, with_annotations, with_fields, with_labels
+from .poses import Sweep, inverse, merged, product
 
 _CLASSES = {
     "car": [10, 252],
@@ -57,11 +64,54 @@ def _labels(root: Path, name: str) -> Path | None:
     raise DataError(path, f"is missing: the labels of {name}", "complete the download")
 
 
-def _files(root: Path, name: str) -> tuple[Path, ...]:
-    return with_labels(root, name, _labels(root, name))
+def _files(root: Path, name: str, *, sweeps: int = 1) -> tuple[File, ...]:
+    before = _before(root, name, sweeps)
+    files = [file for one in (name, *before) for file in with_labels(root, one, _labels(root, one))]
+    if sweeps == 1 and not has_poses(root):
+        return tuple(files)
+    folder = (root / name).parents[1]
+    told = [pose_of(folder, _number(one)) for one in (name, *before)]
+    if sweeps > 1:
+        told += [np.array([time_of(folder, _number(one)) for one in (name, *before)])]
+    return (*files, b"".join(array.tobytes() for array in told))
 
 
-def _read(root: Path, name: str) -> Scan:
+def _number(name: str) -> int:
+    stem = Path(name).stem
+    if not (stem.isascii() and stem.isdigit()):
+        raise DataError(name, "is not named after its number", "name it as it was published")
+    return int(stem)
+
+
+def _before(root: Path, name: str, sweeps: int) -> list[str]:
+    """The scans right before one, the latest first: as many as there are below ``sweeps``."""
+    path, found = root / name, []
+    for number in range(_number(name) - 1, _number(name) - sweeps, -1):
+        earlier = path.with_name(f"{number:0{len(path.stem)}}.bin")
+        if number < 0 or not earlier.is_file():
+            break
+        found.append(earlier.relative_to(root).as_posix())
+    return found
+
+
+def _read(root: Path, name: str, *, sweeps: int = 1) -> Scan:
+    scan = _labelled(root, name)
+    if sweeps == 1 and not has_poses(root):
+        return scan
+    folder, number = (root / name).parents[1], _number(name)
+    pose = pose_of(folder, number)
+    scan = with_annotations(scan, pose=pose.reshape(1, 16))
+    if sweeps == 1:
+        return scan
+    back, parts = inverse(pose), [Sweep(scan, np.eye(4), 0.0)]
+    for before in _before(root, name, sweeps):
+        lag_s = time_of(folder, number) - time_of(folder, _number(before))
+        motion = product(back, pose_of(folder, _number(before)))
+        parts.append(Sweep(_labelled(root, before), motion, lag_s))
+    return merged(parts)
+
+
+def _labelled(root: Path, name: str) -> Scan:
     scan, labels = read(root / name, PLAIN), _labels(root, name)
     if labels is None:
         none = np.zeros(len(scan.xyz), np.uint16)
@@ -77,4 +127,4 @@ def _classes(_: Path) -> Mapping[str, list[int]]:
     return _CLASSES
 
 
-LAYOUT = Layout(_find, _read, _files, _classes, "classification")
+LAYOUT = Layout(_find, _read, _files, _classes, "classification", takes=frozenset({"sweeps"}))

@@ -131,7 +131,7 @@ def test_every_scan_reads_with_labels_that_are_known_or_ignored(tree: tuple[Name
         assert {*label.tolist()} <= codes | {0}
         files = layout.files(root, scan_name)
         assert files[0] == root / scan_name
-        assert all(file.is_file() for file in files)
+        assert all(isinstance(file, Path) and file.is_file() for file in files)
 
 
 def test_labels_of_kitti_are_halves_of_a_word(tmp_path: Path) -> None:
