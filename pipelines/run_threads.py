@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from ..samplers.fields import Kind
-from .ops import TABLE, Call, Columns, Operator
+from .ops import TABLE, Call, Columns, Operator, carried
 from .user_code import UserCode
 
 Key = Callable[[int, Operator], int]
@@ -84,13 +84,21 @@ class Threads:
 class Engine(Protocol):
     """Runs one graph over the clouds of one batch after another; one batch at a time."""
 
-    def run(self, clouds: list[Columns], key: Key, k: int | None, name: Name = str) -> None:
+    def run(
+        self,
+        clouds: list[Columns],
+        key: Key,
+        k: int | None,
+        name: Name = str,
+        annotations: list[Columns] | None = None,
+    ) -> None:
         """Replace every cloud of ``clouds`` by what the graph makes of it; raises what an operator raised.
 
         ``key(i, operator)`` gives the key of all random draws of one operator on cloud ``i``; it must depend
         on nothing but the seed, the epoch, the sample and the operator, so that neither threads nor the other
         samples of a batch change a result. ``k``: the rows of this batch, None for no limit.
-        ``name(i)``: what errors call cloud ``i``, by default its number.
+        ``name(i)``: what errors call cloud ``i``, by default its number. ``annotations``: of each cloud,
+        replaced by what moves with it.
         """
 
     def stop(self) -> None:
@@ -116,7 +124,14 @@ class ThreadsEngine:
         self._threads, self._operators, self._kinds = threads, tuple(operators), kinds
         self._user = user
 
-    def run(self, clouds: list[Columns], key: Key, k: int | None, name: Name = str) -> None:
+    def run(
+        self,
+        clouds: list[Columns],
+        key: Key,
+        k: int | None,
+        name: Name = str,
+        annotations: list[Columns] | None = None,
+    ) -> None:
         """See `Engine`."""
 
         def work(i: int) -> None:
@@ -124,6 +139,8 @@ class ThreadsEngine:
                 apply = TABLE[operator.settings.kind, "threads"]
                 seed, sample = key(i, operator), partial(name, i)
                 call = Call(operator.settings, self._kinds, seed, k, self._user, sample)
+                if annotations is not None:
+                    annotations[i] = carried(annotations[i], clouds[i], call)
                 clouds[i] = apply(clouds[i], call)
 
         if self._operators:

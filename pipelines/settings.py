@@ -20,7 +20,7 @@ class TextSettings(Model):
     length: Annotated[int, Field(ge=2, le=1 << 20)] = 256
 
 
-_HOW = {"path", "root", "verify", "workers", "bad_files", "max_bad"}
+_HOW = {"path", "root", "verify", "engine", "workers", "bad_files", "max_bad"}
 """Keys of `DataSettings` that do not change what is built from files that can be read."""
 
 
@@ -31,12 +31,14 @@ class DataSettings(Model):
     (default: the environment's TAMIS_DATA). ``files``: patterns relative to it. ``label``: the field that
     holds the class codes. ``classes``: name -> codes, in the order of the class numbers; other codes are
     ignored. ``bounds``: [xmin, ymin, xmax, ymax], half-open. ``fields``: which to keep (default: all).
-    ``layout``: a published dataset, with its splits and classes. ``prepare``: steps on whole scans.
-    ``where``: which training samples are kept. ``read``: what the files do not say of themselves. ``text``:
-    the files are no points but texts; of the keys above, ``files`` and ``split`` then hold.
-    ``shard_mb``: MiB a shard. ``verify``: when a loader checks what it reads. ``workers``: processes that
-    read files (default: the CPUs this process may use, but no more than pay). ``bad_files``: "skip" leaves
-    out up to ``max_bad`` files that cannot be made samples of.
+    ``layout``: a published dataset, with its splits and classes. ``sweeps``: scans that are merged to one,
+    the named one and those before it; ``images``: those of its cameras become annotations. ``prepare``: steps
+    on whole scans. ``where``: which training samples are kept. ``read``: what the files do not say of
+    themselves. ``text``: the files are no points but texts; of the keys above, ``files`` and ``split`` then
+    hold. ``shard_mb``: MiB a shard. ``verify``: when a loader checks what it reads. ``engine``: "ray" has
+    files read by Ray, on many machines. ``workers``: processes that read files (default: the CPUs this
+    process may use, but no more than pay). ``bad_files``: "skip" leaves out up to ``max_bad`` files that
+    cannot be made samples of.
     """
 
     path: ConfigPath | None = None
@@ -52,10 +54,13 @@ class DataSettings(Model):
     fields: list[str] | None = None
     text: TextSettings | None = None
     layout: LayoutName | None = None
+    sweeps: Annotated[int, Field(ge=1, le=100)] = 1
+    images: bool = False
     prepare: list[StepSettings] = Field(default_factory=list)
     where: Annotated[str, Field(max_length=1000)] | None = None
     read: ReadSettings = Field(default_factory=ReadSettings)
     verify: Literal["first", "always", "never"] = "first"
+    engine: Literal["local", "ray"] = "local"
     workers: Annotated[int, Field(ge=1, le=4096)] | None = None
     bad_files: Literal["stop", "skip"] = "stop"
     max_bad: Annotated[int, Field(ge=0)] = 100
@@ -98,6 +103,16 @@ class DataSettings(Model):
                 raise ValueError("a text has no ground: split.kind is 'files' or 'hash'")
             if self.bad_files == "skip":
                 raise ValueError("'bad_files' is for points: any file is a text")
+        return self
+
+    @model_validator(mode="after")
+    def _function_has_files(self) -> DataSettings:
+        if self.read.function is not None:
+            for key in ("layout", "text"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"'{key}' says how files are read: leave out it or 'read.function'")
+            if not self.files:
+                raise ValueError("'read.function' reads the files of 'files', which names none")
         return self
 
     def content(self) -> DataSettings:

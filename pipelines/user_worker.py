@@ -80,28 +80,30 @@ def take_pipes() -> tuple[int, int]:
 def called(where: str, columns: Columns, seed: int) -> Columns:
     """What the function makes of ``columns``, checked. Its errors are predicates of the worker."""
     module_name, _, name = where.partition(":")
-    module = _imported(where, module_name)
-    function = _found(where, module, name)
+    module = imported(where, module_name)
+    function = found(where, module, name)
     given = {name: (values.dtype, values.shape[1:]) for name, values in columns.items()}
     try:
         result = function(columns, seed)
     except BaseException as error:
-        raise DataError(where, f"raised {_said(error, module)}", _FIX) from error
+        raise DataError(where, f"raised {said(error, module)}", _FIX) from error
     fault = _fault(result, given)
     if fault:
         raise DataError(where, f"returned {fault}", _FIX)
     return {name: result[name] for name in given}
 
 
-def _imported(where: str, name: str) -> ModuleType:
+def imported(where: str, name: str) -> ModuleType:
+    """The module of a function ``where``. Raises UsageError where it cannot be imported."""
     try:
         return importlib.import_module(name)
     except BaseException as error:
-        cause = f"cannot import '{name}': {_said(error, None)}"
+        cause = f"cannot import '{name}': {said(error, None)}"
         raise UsageError(where, cause, "see that it can be imported where the run starts") from error
 
 
-def _found(where: str, module: ModuleType, name: str) -> Callable[..., Any]:
+def found(where: str, module: ModuleType, name: str) -> Callable[..., Any]:
+    """The function of that name. Raises UsageError where there is none."""
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         home = getattr(module, "__file__", None) or module.__name__
@@ -109,7 +111,7 @@ def _found(where: str, module: ModuleType, name: str) -> Callable[..., Any]:
     return function
 
 
-def _said(error: BaseException, module: ModuleType | None) -> str:
+def said(error: BaseException, module: ModuleType | None) -> str:
     """Kind, message and place of an exception: the innermost line in ``module``, else the innermost."""
     text = " ".join("".join(traceback.format_exception_only(error)).split())[:_MOST_CHARACTERS]
     lines = [line for line in traceback.extract_tb(error.__traceback__) if not _is_ours(line.filename)]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ...config import Model
+from ..readers.settings import FunctionName
 
 Axis = Literal["x", "y", "z"]
 
@@ -81,7 +82,7 @@ class FunctionSettings(Model):
     """A function of the user's own, ``module:name``, called in a worker process (see `UserCode`)."""
 
     kind: Literal["function"] = "function"
-    function: str = Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")
+    function: FunctionName
 
 
 class SerialiseSettings(Model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,22 @@ from .formats import SUFFIXES, format_of
 from .settings import ReadSettings
 from .units import check
 
-__all__ = ["SUFFIXES", "ReadSettings", "Scan", "Source", "files_of", "opened", "read", "storable"]
+__all__ = [
+    "SUFFIXES",
+    "File",
+    "ReadSettings",
+    "Scan",
+    "Source",
+    "chunked",
+    "files_of",
+    "opened",
+    "read",
+    "rows_of",
+    "storable",
+]
+
+File = Path | bytes
+"""What a source is read from: a file, or its part of a file that others are read from too."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +53,12 @@ class Source:
     """The clouds of a file.
 
     ``objects``: each stands for itself; else there is one, a piece of ground. ``files``: those that it was
-    read from, the named one first.
+    read from, the named one first; of a file that many sources share, the bytes that are this one's.
     """
 
     scans: Sequence[Scan]
     objects: bool
-    files: tuple[Path, ...]
+    files: tuple[File, ...]
 
 
 def read(path: Path, settings: ReadSettings | None = None) -> Scan:
@@ -54,10 +69,12 @@ def read(path: Path, settings: ReadSettings | None = None) -> Scan:
     return source.scans[0]
 
 
-def files_of(path: Path) -> tuple[Path, ...]:
+def files_of(path: Path, settings: ReadSettings | None = None) -> tuple[Path, ...]:
     """The files that `opened` reads: for images, that of their labels too. Raises DataError without one."""
     from . import idx
 
+    if settings and settings.function:
+        return (path,)
     return (path, idx.labels_of(path)) if format_of(path).module == "idx" else (path,)
 
 
@@ -68,17 +85,60 @@ def opened(path: Path, settings: ReadSettings | None = None) -> Source:
     brings those that are kept to a type that can be stored.
     Raises DataError, one line with the file and the cause, for whatever is no whole file of points.
     """
+    if settings and settings.function:
+        from . import user
+
+        return user.opened(path, settings)
     format, settings = format_of(path), settings or ReadSettings()
     check(path, format, settings)
     reader = import_module(f".{format.module}", __name__)
     if format.module == "idx":
         return Source(reader.read(path), True, files_of(path))
     scan: Scan = reader.read(path, settings)
-    whole = Scan(np.ascontiguousarray(scan.xyz, np.float64), _join_colours(scan.fields))
+    whole = Scan(np.ascontiguousarray(scan.xyz, np.float64), join_colours(scan.fields))
     return Source([whole], False, (path,))
 
 
-def _join_colours(fields: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def chunked(path: Path, settings: ReadSettings | None, rows: int) -> Iterator[Scan] | None:
+    """Read a file in pieces of at most ``rows`` points; None where its format cannot be read so.
+
+    The pieces, one at least, make up the cloud of `opened`, value by value, in its order; ``first`` says
+    where in it each begins. Memory is taken for about one of them (of LAZ and tables also for one of the
+    file's own chunks). Raises DataError as `opened` does, here or with the piece that is damaged.
+    """
+    if settings and settings.function:
+        return None
+    format, settings = format_of(path), settings or ReadSettings()
+    check(path, format, settings)
+    reader = import_module(f".{format.module}", __name__)
+    pieces = reader.chunks(path, settings, rows) if hasattr(reader, "chunks") else None
+    return None if pieces is None else _placed(pieces)
+
+
+def _placed(pieces: Iterable[Scan]) -> Iterator[Scan]:
+    first = 0
+    for scan in pieces:
+        whole = Scan(np.ascontiguousarray(scan.xyz, np.float64), join_colours(scan.fields), first)
+        first += len(whole.xyz)
+        yield whole
+
+
+def rows_of(path: Path, settings: ReadSettings | None = None) -> int | None:
+    """How many points a file says it holds; None where it does not say, and where `chunked` gives None.
+
+    Of text, which says nothing, the lines are counted: blank ones and comments are no points of `opened`.
+    Raises DataError where its bytes cannot hold them.
+    """
+    if settings and settings.function:
+        return None
+    format, settings = format_of(path), settings or ReadSettings()
+    reader = import_module(f".{format.module}", __name__)
+    count: int | None = reader.rows(path, settings) if hasattr(reader, "rows") else None
+    return count
+
+
+def join_colours(fields: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Fields with ``red``, ``green`` and ``blue`` as one, ``rgb`` (n, 3), where they are of one type."""
     parts = [fields.get(name) for name in ("red", "green", "blue")]
     if "rgb" in fields or any(part is None or part.ndim != 1 for part in parts):
         return fields

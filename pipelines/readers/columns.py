@@ -11,16 +11,19 @@ import codecs
 import csv
 import logging
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import DataError
 from . import ReadSettings, Scan
 from .axes import NORMALS, checked, places, scan_of
-from .text_numbers import CHUNK, parsed, shown_token
+from .opening import opening
+from .text_numbers import CHUNK, blocks, parsed, shown_token
 
 log = logging.getLogger(__name__)
 
@@ -53,30 +56,85 @@ def read(path: Path, settings: ReadSettings) -> Scan:
     of columns, and where the promised number of points is not there; UsageError for ``settings.columns``
     without x, y and z.
     """
+    with opening(path) as file:
+        head, names = _named(path, file, settings)
+        table = parsed(path, file, len(names), head.delimiter, head.line)
+    _check(path, head, len(table.columns[0]), table.empty)
+    for column in _normals(names):
+        table.columns[column] = table.columns[column].astype(np.float64, copy=False)
+    return scan_of(path, names, table.columns, "name its columns in data.read.columns")
+
+
+def chunks(path: Path, settings: ReadSettings, rows: int) -> Iterator[Scan]:
+    """As `read`, at most ``rows`` points at a time.
+
+    The file is read twice: what columns hold is known at its end. So all damage is told before the first.
+    """
+    with opening(path) as file:
+        head, names = _named(path, file, settings)
+        real = np.zeros(len(names), np.bool_)
+        n = empty = 0
+        for bits, empties in blocks(path, file, len(names), head.delimiter, head.line, real):
+            n, empty = n + bits.shape[1], empty + empties
+        _check(path, head, n, empty)
+        real[_normals(names)] = True
+        file.seek(head.start)
+        again = blocks(path, file, len(names), head.delimiter, head.line, real)
+        for bits in _pieces((bits for bits, _ in again), len(names), rows):
+            own = [row.view(np.float64) if real[column] else row for column, row in enumerate(bits.copy())]
+            yield scan_of(path, names, own, "name its columns in data.read.columns")
+
+
+def rows(path: Path, settings: ReadSettings) -> int:
+    """How many lines there are from the first numbers on, blank ones and comments too."""
+    with opening(path) as file:
+        head, _ = _named(path, file, settings)
+        lines, last = 0, b"\n"
+        while data := file.read(CHUNK):
+            lines, last = lines + data.count(b"\n"), data[-1:]
+        return head.promised if head.promised is not None else lines + (last != b"\n")
+
+
+def _pieces(parts: Iterable[NDArray[np.int64]], width: int, most: int) -> Iterator[NDArray[np.int64]]:
+    """Parts (width, n) put together and cut to ``most`` each; one at least."""
+    held, none = [np.empty((width, 0), np.int64)], True
+    for part in parts:
+        held.append(part)
+        if sum(own.shape[1] for own in held) < most:
+            continue
+        whole, none = np.concatenate(held, axis=1), False
+        for at in range(0, whole.shape[1] - most + 1, most):
+            yield whole[:, at : at + most]
+        held = [whole[:, whole.shape[1] // most * most :]]
+    whole = np.concatenate(held, axis=1)
+    if whole.shape[1] or none:
+        yield whole
+
+
+def _named(path: Path, file: BinaryIO, settings: ReadSettings) -> tuple[_Head, list[str]]:
+    """What stands before the numbers, and the columns' names; ``file`` is left where the numbers start."""
     given = checked(settings.columns) if settings.columns is not None else None
-    try:
-        with path.open("rb") as file:
-            head = _head(path, file)
-            names = given or head.names
-            width = head.width or (len(names) if names else 3)
-            names = names or ["x", "y", "z", *(f"column_{i}" for i in range(3, width))]
-            if len(names) != width:
-                cause = f"line {head.line} has {width} columns, {len(names)} are named ({', '.join(names)})"
-                raise DataError(path, cause, "name its columns in data.read.columns")
-            file.seek(head.start)
-            table = parsed(path, file, width, head.delimiter, head.line)
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
-    n = len(table.columns[0])
+    head = _head(path, file)
+    names = given or head.names
+    width = head.width or (len(names) if names else 3)
+    names = names or ["x", "y", "z", *(f"column_{i}" for i in range(3, width))]
+    if len(names) != width:
+        cause = f"line {head.line} has {width} columns, {len(names)} are named ({', '.join(names)})"
+        raise DataError(path, cause, "name its columns in data.read.columns")
+    file.seek(head.start)
+    return head, names
+
+
+def _check(path: Path, head: _Head, n: int, empty: int) -> None:
     if head.promised not in (None, n):
         raise DataError(path, f"promises {head.promised} points, it holds {n}", "copy it again")
-    if table.empty:
-        log.info("%s: %d empty cells are read as NaN", path, table.empty)
-    for column, name in enumerate(names):
-        if any(name.lower() in parts for parts in NORMALS):
-            # Of an even floor they are whole, which does not make them another field than those of a hill.
-            table.columns[column] = table.columns[column].astype(np.float64, copy=False)
-    return scan_of(path, names, table.columns, "name its columns in data.read.columns")
+    if empty:
+        log.info("%s: %d empty cells are read as NaN", path, empty)
+
+
+def _normals(names: list[str]) -> list[int]:
+    """The columns of normals: of an even floor they are whole, which does not make them another field."""
+    return [column for column, name in enumerate(names) if any(name.lower() in parts for parts in NORMALS)]
 
 
 def _head(path: Path, file: BinaryIO) -> _Head:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import laspy
 import lazrs
-import numpy as np
 
 from ...errors import DataError
 from . import ReadSettings, Scan
+from .las_points import Points
 from .units import geo_keys, metres
 
 # Byte positions in the public header block (LAS 1.4 R15, table 3).
@@ -24,6 +26,9 @@ _PROJECTION, _WKT, _KEYS, _DOUBLES = "LASF_Projection", 2112, 34735, 34736
 # Of a LASzip record (Isenburg 2013): chunks of any number of points; and what a chunk may always take.
 _VARIABLE, _LARGE = 2**32 - 1, 2**30
 
+# Of its kinds of parts of a point: basic ones, time, colours, waves, as of before LAS 1.4 and since.
+_ITEM_BYTES = {6: 20, 7: 8, 8: 6, 9: 29, 10: 30, 11: 6, 12: 8, 13: 29}
+
 # Layers that LASzip cuts a chunk of each point format into, without one for every extra byte.
 _LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}
 
@@ -34,13 +39,52 @@ def read(path: Path, settings: ReadSettings) -> Scan:
     With ``settings.unit`` "metre" coordinates are brought to metres by the unit that the records of the
     coordinate system give. Raises DataError where they give none, and where the file is not whole.
     """
+    return next(_pieces(path, settings, None))
+
+
+def chunks(path: Path, settings: ReadSettings, rows: int) -> Iterator[Scan]:
+    """As `read`, at most ``rows`` points at a time."""
+    return _pieces(path, settings, rows)
+
+
+def rows(path: Path, settings: ReadSettings) -> int:  # noqa: ARG001 (it says all itself)
+    """How many points there are. Raises DataError where the file cannot hold them."""
+    with _damage_told(path), path.open("rb") as file:
+        return int(_header(path, file).point_count)
+
+
+def _pieces(path: Path, settings: ReadSettings, most: int | None) -> Iterator[Scan]:
+    """All points, or ``most`` at a time."""
+    with _damage_told(path):
+        file = path.open("rb")
+    with file:
+        with _damage_told(path):
+            header = _header(path, file)
+            points = Points(file, header)
+        unit = None
+        if settings.unit == "metre":
+            across, up = metres(path, *_system([*header.vlrs, *(header.evlrs or [])]))
+            unit = across, across, up
+        done, promised = 0, header.point_count
+        while not done or done < promised:
+            wanted = min(most or promised, promised - done)
+            with _damage_told(path):
+                xyz, fields = points.take(wanted)
+            done += len(xyz)
+            if len(xyz) < wanted:
+                raise _too_few(path, promised, done)
+            if unit:
+                xyz *= unit
+            yield Scan(xyz, fields)
+            if not promised:
+                return
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Tell what laspy, lazrs and numpy raise on damaged bytes, each its own kinds, as a DataError."""
     try:
-        with path.open("rb") as file:
-            _check_records(path, file)
-            with laspy.open(file, closefd=False) as reader:
-                _check_count(path, file, reader.header)
-                data = reader.read()
-    # laspy, lazrs and numpy each raise their own kinds on damaged bytes; none of them is a bug of ours.
+        yield
     except DataError:
         raise
     except BaseException as error:
@@ -49,14 +93,14 @@ def read(path: Path, settings: ReadSettings) -> Scan:
             raise
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise DataError(path, f"is a damaged or cut LAS file ({cause})", "copy it again") from None
-    if len(data.points) != data.header.point_count:
-        raise _too_few(path, data.header.point_count, len(data.points))
-    xyz = np.stack([np.asarray(data[axis], np.float64) for axis in "xyz"], axis=1)
-    if settings.unit == "metre":
-        across, up = metres(path, *_system([*data.header.vlrs, *(data.evlrs or [])]))
-        xyz *= (across, across, up)
-    names = [name for name in data.point_format.dimension_names if name not in ("X", "Y", "Z")]
-    return Scan(xyz, {name: np.array(data[name]) for name in names})
+
+
+def _header(path: Path, file: BinaryIO) -> laspy.LasHeader:
+    """The header, once its records and its number of points are known to be there."""
+    _check_records(path, file)
+    with laspy.open(file, closefd=False) as reader:
+        _check_count(path, file, reader.header)
+        return reader.header
 
 
 def _system(records: list[laspy.VLR]) -> tuple[str, dict[int, float]]:
@@ -131,10 +175,16 @@ def _check_count(path: Path, file: BinaryIO, header: laspy.LasHeader) -> None:
 def _check_items(path: Path, record: bytes, promised: int, point_bytes: int) -> int:
     """Points of a chunk, as the LASzip record says. Refuse chunks too large, and parts that make no point."""
     per_chunk, parts = struct.unpack_from("<I", record, 12)[0], struct.unpack_from("<H", record, 32)[0]
-    found = sum(struct.unpack_from("<H", record, 36 + 6 * part)[0] for part in range(parts))
+    items = [struct.unpack_from("<2H", record, 34 + 6 * part) for part in range(parts)]
+    found = sum(size for _, size in items)
     if found != point_bytes:
         cause = f"is damaged: its LASzip record has points of {found} bytes, its header of {point_bytes}"
         raise DataError(path, cause, "copy it again")
+    for kind, size in items:
+        # The library would leave the bytes that it does not know of as they are.
+        if _ITEM_BYTES.get(kind, size) != size:
+            cause = f"is damaged: its LASzip record has {size} bytes for a part of kind {kind}"
+            raise DataError(path, cause, "copy it again")
     # Memory is taken for whole chunks.
     if per_chunk != _VARIABLE and per_chunk * point_bytes > max(_LARGE, promised * point_bytes):
         cause = f"is damaged: it has chunks of {per_chunk} points for {promised} in all"

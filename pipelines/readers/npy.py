@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,28 @@ def read(path: Path, settings: ReadSettings) -> Scan:  # noqa: ARG001 (it says a
 
     Objects are never unpickled. Raises DataError for another shape or element type.
     """
-    return of_array(path, _load(path))
+    return next(_pieces(path, None))
+
+
+def chunks(path: Path, settings: ReadSettings, rows: int) -> Iterator[Scan]:  # noqa: ARG001
+    """As `read`, at most ``rows`` points at a time."""
+    return _pieces(path, rows)
+
+
+def rows(path: Path, settings: ReadSettings) -> int:  # noqa: ARG001 (it says all itself)
+    """How many points there are. Raises DataError where the file does not hold them."""
+    with _damage_told(path):
+        return int(_mapped(path).shape[0])
+
+
+def _pieces(path: Path, most: int | None) -> Iterator[Scan]:
+    """All points, or ``most`` at a time."""
+    n = max(rows(path, ReadSettings()), 1)
+    for first in range(0, n, most or n):
+        with _damage_told(path):
+            # Mapped anew: what was read of a map counts as memory of the process until it ends.
+            part = np.array(_mapped(path)[first : first + (most or n)])
+        yield of_array(path, part)
 
 
 def of_array(path: Path, array: NDArray[Any]) -> Scan:
@@ -80,11 +103,16 @@ def _check_number(path: Path, name: str, column: NDArray[Any], word: str) -> Non
         raise DataError(path, cause, "store floats or integers of up to 64 bits")
 
 
-def _load(path: Path) -> NDArray[Any]:
+def _mapped(path: Path) -> NDArray[Any]:
+    """The array in the file. Mapping checks the promised size against it before any memory is taken."""
+    mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return mapped if mapped.ndim else mapped.reshape(1)
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
     try:
-        # Mapping checks the promised size against the file before any memory is taken.
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        return np.array(mapped)
+        yield
     # The header is Python text: a damaged one fails in the tokenizer, the parser, numpy's types or mmap.
     except Exception as error:  # noqa: BLE001
         raise DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from . import ReadSettings, Scan
 from .axes import scan_of
+from .opening import opening
 from .pcd_header import PADDING, PcdField, PcdHeader, read_header
 from .text_numbers import parsed
 
 log = logging.getLogger(__name__)
 
-_PART = 1 << 22
+_PART = 1 << 20
 _MOST_FILL = 4096
 """PCL fills the last page of a file with zeros, up to so many."""
 
@@ -34,17 +35,48 @@ def read(path: Path, settings: ReadSettings) -> Scan:  # noqa: ARG001 (it says a
     as a float or an integer, become ``rgb`` uint8 (n, 3), and ``alpha`` uint8 (n,) of ``rgba``. VIEWPOINT is
     not applied. Raises DataError, with line, field or byte, where the file is not whole.
     """
-    try:
-        with path.open("rb") as file:
-            header = read_header(path, file)
-            if header.viewpoint != _STANDS:
-                shown = " ".join(f"{value:g}" for value in header.viewpoint)
-                log.info("%s: its VIEWPOINT %s is not applied to the points", path, shown)
-            columns = KINDS_OF_DATA[header.data](path, file, header)
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
+    with opening(path) as file:
+        header = read_header(path, file)
+        _notice(path, header)
+        return _scan(path, header, KINDS_OF_DATA[header.data](path, file, header))
+
+
+def chunks(path: Path, settings: ReadSettings, rows: int) -> Iterator[Scan] | None:  # noqa: ARG001
+    """As `read`, at most ``rows`` points at a time; None where they do not lie one behind the other."""
+    with opening(path) as file:
+        kind = read_header(path, file).data
+    return _pieces(path, rows) if kind == "binary" else None
+
+
+def rows(path: Path, settings: ReadSettings) -> int | None:  # noqa: ARG001 (it says all itself)
+    """How many points there are; None where only reading them tells."""
+    with opening(path) as file:
+        header = read_header(path, file)
+        if header.data != "binary":
+            return None
+        _check_points(path, file, header)
+        return header.points
+
+
+def _notice(path: Path, header: PcdHeader) -> None:
+    if header.viewpoint != _STANDS:
+        shown = " ".join(f"{value:g}" for value in header.viewpoint)
+        log.info("%s: its VIEWPOINT %s is not applied to the points", path, shown)
+
+
+def _scan(path: Path, header: PcdHeader, columns: Columns) -> Scan:
     names = [field.name for field in _kept(header.fields)]
     return scan_of(path, *_with_colours(names, columns), "write it again with other FIELDS")
+
+
+def _pieces(path: Path, most: int) -> Iterator[Scan]:
+    with opening(path) as file:
+        header = read_header(path, file)
+        _notice(path, header)
+        _check_points(path, file, header)
+        for first in range(0, max(header.points, 1), most):
+            n = min(most, header.points - first)
+            yield _scan(path, header, _rows(path, file, header.fields, first, n))
 
 
 def _kept(fields: Sequence[PcdField]) -> list[PcdField]:
@@ -87,28 +119,37 @@ def _typed(path: Path, field: PcdField, values: NDArray[Any]) -> NDArray[Any]:
 
 def _binary(path: Path, file: BinaryIO, header: PcdHeader) -> Columns:
     """A point after the other, as they lay in memory."""
+    _check_points(path, file, header)
+    return _rows(path, file, header.fields, 0, header.points)
+
+
+def _check_points(path: Path, file: BinaryIO, header: PcdHeader) -> None:
+    """Refuse a binary file whose size is not that of its points."""
     row = sum(field.bytes for field in header.fields)
-    start = file.tell()
-    _check_size(path, file, start, header.points * row, f"{header.points} points of {row} bytes")
-    n = header.points
-    kept = _kept(header.fields)
+    what = f"{header.points} points of {row} bytes"
+    _check_size(path, file, file.tell(), header.points * row, what)
+
+
+def _rows(path: Path, file: BinaryIO, fields: Sequence[PcdField], first: int, n: int) -> Columns:
+    """The next ``n`` points, point ``first`` being that where ``file`` is."""
+    kept = _kept(fields)
     columns = [_empty(n, field) for field in kept]
-    offsets, at = [], 0
-    for field in header.fields:
+    offsets, row = [], 0
+    for field in fields:
         if field.name != PADDING:
-            offsets.append(at)
-        at += field.bytes
+            offsets.append(row)
+        row += field.bytes
     shapes = [(field.dtype, (field.count,)) if field.count > 1 else field.dtype for field in kept]
     names = [f"f{i}" for i in range(len(kept))]
     layout = np.dtype({"names": names, "formats": shapes, "offsets": offsets, "itemsize": row})
     step = max(_PART // row, 1)
-    for first in range(0, n, step):
+    for start in range(0, n, step):
         # A part at a time: the rows as they are in the file take no second copy of all.
-        part = np.fromfile(file, layout, min(step, n - first))
-        if len(part) < min(step, n - first):
-            raise DataError(path, f"was cut while it was read, at point {first}", "read it again")
+        part = np.fromfile(file, layout, min(step, n - start))
+        if len(part) < min(step, n - start):
+            raise DataError(path, f"was cut while it was read, at point {first + start}", "read it again")
         for name, column in zip(names, columns, strict=True):
-            column[first : first + len(part)] = part[name]
+            column[start : start + len(part)] = part[name]
     return columns
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from .ply_header import Element, Property, Rows
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 """Bytes that are read at once, so that memory is taken for the columns alone."""
 
 _STRUCT = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I"}
@@ -24,6 +24,19 @@ def read(path: Path, file: BinaryIO, element: Element, order: str, wanted: Colle
 
     ``order``: "<" or ">". Raises DataError, with the row or the offset, where the file ends too early.
     """
+    least = check(path, file, element)
+    if element.lists and element.rows:
+        return _with_lists(path, file, element, order, wanted)
+    if not element.rows or not any(one.name in wanted for one in element.properties):
+        file.seek(element.rows * least, 1)
+        empty = {one.name: np.empty(0, one.type) for one in element.properties if one.name in wanted}
+        lists = {name: (np.empty(0, np.int64), empty.pop(name)) for name in _names(element.lists) & {*empty}}
+        return Rows(dict(empty), lists)
+    return Rows(part(path, file, element, order, wanted, 0, element.rows), {})
+
+
+def check(path: Path, file: BinaryIO, element: Element) -> int:
+    """The bytes that a row of an element has at least. Raises DataError where the file ends too early."""
     start = file.tell()
     left = file.seek(0, 2) - start
     file.seek(start)
@@ -32,24 +45,23 @@ def read(path: Path, file: BinaryIO, element: Element, order: str, wanted: Colle
     if element.rows * least > left:
         bound = "at most " if element.lists else ""
         raise _too_few(path, element, f"{bound}{left // least}", start + left)
-    if element.lists and element.rows:
-        return _with_lists(path, file, element, order, wanted)
-    keeps = {one.name: np.empty(element.rows, one.type) for one in element.properties if one.name in wanted}
-    if not keeps or not element.rows:
-        file.seek(element.rows * least, 1)
-        lists = {
-            name: (np.empty(0, np.int64), keeps.pop(name)) for name in _names(element.lists) & keeps.keys()
-        }
-        return Rows(dict(keeps), lists)
+    return least
+
+
+def part(
+    path: Path, file: BinaryIO, element: Element, order: str, wanted: Collection[str], first: int, n: int
+) -> dict[str, NDArray[Any]]:
+    """The next ``n`` rows of an element without lists, row ``first`` being that where ``file`` is."""
+    columns = {one.name: np.empty(n, one.type) for one in element.properties if one.name in wanted}
     packed = np.dtype([(one.name, order + one.type) for one in element.properties])
     step = max(_CHUNK // packed.itemsize, 1)
-    for row in range(0, element.rows, step):
-        rows = np.fromfile(file, packed, min(step, element.rows - row))
-        if len(rows) < min(step, element.rows - row):
-            raise _too_few(path, element, str(row + len(rows)), file.tell())
-        for name, column in keeps.items():
-            column[row : row + len(rows)] = rows[name]
-    return Rows(dict(keeps), {})
+    for start in range(0, n, step):
+        rows = np.fromfile(file, packed, min(step, n - start))
+        if len(rows) < min(step, n - start):
+            raise _too_few(path, element, str(first + start + len(rows)), file.tell())
+        for name, column in columns.items():
+            column[start : start + len(rows)] = rows[name]
+    return columns
 
 
 def _names(properties: list[Property]) -> set[str]:

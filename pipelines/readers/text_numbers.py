@@ -62,8 +62,22 @@ def parsed(path: Path, file: BinaryIO, width: int, delimiter: str, line: int) ->
     number of columns; with the line where one is longer than `CHUNK`.
     """
     parts = [_Parts() for _ in range(width)]
-    real = np.zeros(width, np.bool_)
-    mark, empty = ord(delimiter) if delimiter else 0, 0
+    real, empty = np.zeros(width, np.bool_), 0
+    for bits, empties in blocks(path, file, width, delimiter, line, real):
+        for column, own in enumerate(parts):
+            own.add(bits[column], bool(real[column]))
+        empty += empties
+    return Table([own.whole() for own in parts], empty)
+
+
+def blocks(
+    path: Path, file: BinaryIO, width: int, delimiter: str, line: int, real: NDArray[np.bool_]
+) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """As `parsed`, a few rows at a time: the bits of their numbers, int64 (width, n), and how many are empty.
+
+    They are those of float64 where ``real``, (width,), says so of a column; it is set as the numbers need it.
+    """
+    mark = ord(delimiter) if delimiter else 0
     for text in _lines(path, file, line):
         # A row takes a byte for each of its numbers at least, however many blank lines there are.
         rows = min(int(np.count_nonzero(text == 10)), len(text) // width) + 1
@@ -75,11 +89,8 @@ def parsed(path: Path, file: BinaryIO, width: int, delimiter: str, line: int) ->
             token = text[start:end].tobytes()
             raise _refused(path, line + lines - 1, token, fault, found, width)
         _read_hard(text, bits, hard[:hards])
-        for column, own in enumerate(parts):
-            own.add(bits[column, :n], bool(real[column]))
+        yield bits[:, :n], empties
         line += lines
-        empty += empties
-    return Table([own.whole() for own in parts], empty)
 
 
 def _lines(path: Path, file: BinaryIO, line: int) -> Iterator[NDArray[np.uint8]]:

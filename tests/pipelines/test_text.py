@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -144,6 +146,75 @@ def test_files_named_otherwise_and_none_named(tmp_path: Path) -> None:
     assert tokens_of(every, "train") == expected({"a.txt": b"a", "b/c.txt": b"c"})
     other = build(settings_of(root, files=["*.md"]), tmp_path / "two")
     assert tokens_of(other, "train") == expected({"d.md": b"d"})
+
+
+def test_names_and_contents_are_taken_as_they_are(tmp_path: Path) -> None:
+    documents = {
+        "a b/#1 [x].txt": b"\xff\xfe\x00 not UTF-8",
+        "a b/%20{y}.md": b"",
+        "\u732b/z.jsonl": b'{"a": 1}\r\n{"b": "\\ud800"}\n',
+        "A.TXT": "\ufeffGr\u00f6\u00dfe".encode(),
+        "no suffix": b"\0" * 70,
+        "new\nline.txt": b"n",
+    }
+    root = write(tmp_path / "raw", documents)
+    write(root, {"left out.pdf": b"%PDF"})
+    files = ["**/*.txt", "**/*.md", "**/*.jsonl", "*.TXT", "no suffix", "**/*x].txt"]
+    dataset = build(settings_of(root, files=files), tmp_path / "run")
+    assert tokens_of(dataset, "train") == expected(documents)
+    assert sorted(dataset.manifest.sources) == sorted(documents)
+    assert verify(dataset.path) == []
+
+
+def test_files_of_no_byte_are_a_token_each(tmp_path: Path) -> None:
+    documents = dict.fromkeys((f"{i:04}.txt" for i in range(300)), b"")
+    dataset = build(settings_of(write(tmp_path / "raw", documents)), tmp_path / "run")
+    assert tokens_of(dataset, "train") == [text.END] * 300
+
+
+def test_hidden_files_are_taken_where_they_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden = {".a.txt": b"h", "b/._c.txt": b"\0\5", ".git/d.txt": b"g"}
+    root = write(tmp_path / "raw", hidden)
+    with pytest.raises(DataError, match=r"raw: holds no \*\.txt file but hidden ones; name others"):
+        build(settings_of(root, files=[]), tmp_path / "none")
+    write(root, {"b/c.txt": b"c"})
+    dataset = build(settings_of(root, files=[]), tmp_path / "one")
+    assert tokens_of(dataset, "train") == expected({"b/c.txt": b"c"})
+    assert f"{root}: left out 3 hidden files, as .a.txt: data.files may name them" in caplog.messages
+    named = build(settings_of(root, files=["**/*.txt"]), tmp_path / "two")
+    assert tokens_of(named, "train") == expected({**hidden, "b/c.txt": b"c"})
+
+
+@pytest.mark.slow
+def test_a_file_larger_than_what_it_may_take_is_built(tmp_path: Path) -> None:
+    """300 MB: what the process takes beyond its start is less than half of that."""
+    (tmp_path / "raw").mkdir()
+    block = np.random.default_rng().integers(0, 256, 1 << 20, np.uint8).tobytes()
+    with (tmp_path / "raw" / "a.txt").open("wb") as file:
+        for _ in range(300):
+            file.write(block)
+    code = r"""
+import re, sys
+from pathlib import Path
+from tamis.pipelines.build import build
+from tamis.pipelines.settings import DataSettings, TextSettings
+
+def most():
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+start = most()
+out = Path(sys.argv[1])
+dataset = build(DataSettings(root=out / "raw", text=TextSettings(length=1 << 14), shard_mb=16), out)
+print(dataset.manifest.counts.splits["train"].annotations["tokens"], most() - start)
+"""
+    run = [sys.executable, "-c", code, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.curdir for entry in sys.path)}
+    out = subprocess.run(run, capture_output=True, text=True, check=True, env=env)
+    tokens, kilobytes = map(int, out.stdout.split())
+    assert tokens == (300 << 20) + 1
+    assert kilobytes < 150 << 10
 
 
 def test_a_finished_dataset_is_returned_or_refused(tmp_path: Path) -> None:
