@@ -26,5 +26,5 @@ def fail(message: str, code: int) -> None:
 
 def tell_progress() -> None:
     """Let the parts that take long log how far they are."""
-    for name in ("tamis.bench", "tamis.pipelines.build", "tamis.trainer"):
+    for name in ("tamis.bench", "tamis.pipelines.build", "tamis.pipelines.repair", "tamis.trainer"):
         logging.getLogger(name).setLevel(logging.INFO)

@@ -14,17 +14,18 @@ _START = (
 )
 
 
-def spawned(module: str, path: Sequence[str]) -> subprocess.Popen[bytes]:
+def spawned(module: str, path: Sequence[str], folder: str | None = None) -> subprocess.Popen[bytes]:
     """A process that runs ``main`` of a module of this folder for this one, with ``path`` as ``sys.path``.
 
-    It has pipes for stdin and stdout, and a session of its own: what it starts can be ended with it, and
-    Ctrl-C is for this process alone.
+    ``folder``: its current folder, by default this process's. It has pipes for stdin and stdout, and a
+    session of its own: what it starts can be ended with it, and Ctrl-C is for this process alone.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _START.format(module=module), str(os.getpid()), *path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,9 +34,10 @@ class WorkerProcess:
     works at. ``replies``: a descriptor that is readable when it has something to say or has ended.
     """
 
-    def __init__(self) -> None:
-        path = [entry or os.curdir for entry in sys.path if isinstance(entry, str)]
-        self._process = spawned("worker", path)
+    def __init__(self, path: Sequence[str] | None = None, folder: str | None = None) -> None:
+        """``path``: another ``sys.path``; ``folder``: another current folder."""
+        path = path or [entry or os.curdir for entry in sys.path if isinstance(entry, str)]
+        self._process = spawned("worker", path, folder)
         assert self._process.stdin
         assert self._process.stdout
         self.pid = self._process.pid

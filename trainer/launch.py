@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MAY_DIFFER = {
     "data.bad_files",
+    "data.engine",
     "data.max_bad",
     "data.root",
     "data.workers",
