@@ -35,9 +35,6 @@ from .stored import Own, Stored, packed
 
 log = logging.getLogger(__name__)
 
-_ALONE = 8
-"""A shard of a part that holds this share of what a shard may hold is left alone."""
-
 
 @dataclass(frozen=True)
 class _Piece:
@@ -84,7 +81,9 @@ def assemble(
     warn_of_empty_splits({member.about.split for member in members}, settings)
     if settings.split is not None and not isinstance(settings.split, BlocksSplit):
         _warn_of_shared_ground([member for member in members if member.source not in objects])
-    groups = [*_groups(pieces, settings.shard_mb << 20)]
+    sizes, splits = [piece.bytes for piece in pieces], [piece.file.split for piece in pieces]
+    together = shards.pack(sizes, splits, settings.shard_mb << 20)
+    groups = [pieces[group.start : group.stop] for group in together]
     known: dict[str, Stored] = {}
     with meter.time("build.write", items=0), ThreadPoolExecutor(threads_for(None, len(groups))) as pool:
         for found in pool.map(partial(_shard, folder, first), range(len(groups)), groups):
@@ -112,23 +111,6 @@ def _pieces(parts: Sequence[Finished], journal: Journal) -> Iterator[_Piece]:
             for (file, paths), found in zip(journal.paths(one.part), one.stored, strict=True):
                 if file.split == split:
                     yield _Piece(one.part, file, paths, found)
-
-
-def _groups(pieces: Sequence[_Piece], limit: int) -> Iterator[list[_Piece]]:
-    """What goes into each shard: one piece that is large enough, or small ones up to ``limit`` bytes."""
-    group: list[_Piece] = []
-    size = 0
-    for piece in pieces:
-        alone = piece.bytes * _ALONE >= limit
-        if group and (alone or size + piece.bytes > limit or piece.file.split != group[0].file.split):
-            yield group
-            group, size = [], 0
-        if alone:
-            yield [piece]
-            continue
-        group, size = [*group, piece], size + piece.bytes
-    if group:
-        yield group
 
 
 def _shard(folder: Path, first: Part, number: int, group: Sequence[_Piece]) -> dict[str, Stored]:

@@ -32,7 +32,7 @@ def write(dataset: Dataset, folder: Path, to: Format, shard_mb: int) -> int:
         log.warning("%s: columns differ in case alone, which webdataset ignores", dataset.path)
     splits = dataset.samples.column("split").to_pylist()
     sizes = sum(dataset.rows_of(name) * field.row_bytes for name, field in dataset.fields.items())
-    layout = shards.divide(np.asarray(sizes).tolist(), splits, shard_mb << 20)
+    layout = shards.divide(np.asarray(sizes).tolist(), splits, [""] * len(splits), shard_mb << 20)
     numbers = Counter[str]()
     for rows in layout:
         split = splits[rows.start]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..metrics import Meter
 from . import sources
-from .annotations import Annotations
+from .annotations import Annotations, stored
 from .annotations import columns as columns_of_annotations
 from .cut import Columns, Points, joined, select, warn_of_dropped
 from .journal import Finished, Journal, Part, PartSample, SplitFigures
@@ -109,7 +109,7 @@ class _Making:
                     for group in grouped(np.diff(own.starts)):
                         self._write(writer, points, own.part(*group))
             with self._meter.time("build.write", items=0):
-                files, stored = writer.close()
+                files, found = writer.close()
             if self._stamps() != before:
                 raise DataError(self._path, "changed while it was read", "run it again when it is whole")
             warn_of_dropped(self._path, dropped)
@@ -135,7 +135,7 @@ class _Making:
                 },
             )
             self._work.journal.finish(part, writer.temporary)
-        return Finished(part, stored)
+        return Finished(part, found)
 
     def _read(self) -> tuple[Clouds, bool, SourceDigest]:
         """Points with the samples to cut from them; whether those are objects; what the source was."""
@@ -159,13 +159,13 @@ class _Making:
         self._meter.add("build.read", bytes=digest.bytes)
         return found, objects, digest
 
-    def _stamps(self) -> list[tuple[int, int]]:
-        """Size and time of the source's files, which change with them."""
+    def _stamps(self) -> list[tuple[int, int, int]]:
+        """Which files the source has, and when they were changed last, which no copy sets."""
         try:
             found = [file.stat() for file in self._work.raw.files(self._source) if isinstance(file, Path)]
         except (DataError, OSError):  # what is wrong is told by who reads it
             return []
-        return [(one.st_size, one.st_mtime_ns) for one in found]
+        return [(one.st_ino, one.st_size, one.st_ctime_ns) for one in found]
 
     def _is_large(self) -> bool:
         settings = self._settings
@@ -186,6 +186,8 @@ class _Making:
             yield self._selected(scan)
 
     def _selected(self, scan: Scan) -> Points:
+        if not self._work.raw.points:
+            return Points(scan.xyz, {}, 0, 0, stored(self._path, scan.annotations, self._settings))
         points = select(self._path, scan, self._settings)
         self._meter.add("build.read", points_out=len(scan.xyz))
         return prepare(self._path, points, self._settings.prepare)
@@ -227,7 +229,7 @@ class _Making:
             return
         with meter.time("build.pack", items=len(pieces)):
             self._count(pieces, columns if self._work.raw.points else {})
-            labels = columns["label"] if self._settings.classes else None
+            labels = columns.get("label") if self._settings.classes else None
         size = sum(values.nbytes for values in columns.values())
         meter.add("build.pack", points_in=len(pieces.rows), points_out=len(pieces.rows), bytes=size)
         annotations: Iterable[Annotations] = itertools.repeat({})

@@ -63,7 +63,8 @@ def write(folder: Path, samples: Samples, settings: DataSettings, raw: FromRaw) 
     """Write the dataset of ``samples`` to ``folder``, each read once, ``dataset.json`` last."""
     fields, annotations = _fields(samples.columns), _fields(samples.annotations)
     splits = [member.about.split for member in samples.members]
-    layout = shards.divide(samples.sizes, splits, settings.shard_mb << 20)
+    names = [member.source for member in samples.members]
+    layout = shards.divide(samples.sizes, splits, names, settings.shard_mb << 20)
     tally = Tally(fields, samples.members, len(settings.classes))
     rows = Counter[tuple[str, str]]()
     for number, own in enumerate(layout):

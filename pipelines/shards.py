@@ -15,6 +15,9 @@ from .checks import running
 from .records import Field
 
 INDEX, SAMPLES, CHECKSUMS = "index.arrow", "samples.arrow", "checksums.arrow"
+_ALONE = 8
+"""What holds this share of a shard is not copied to be packed."""
+
 SAMPLE_SCHEMA = pa.schema(
     [
         pa.field("name", pa.utf8(), nullable=False),
@@ -70,13 +73,14 @@ def to_batch(schema: pa.Schema, columns: Mapping[str, NDArray[Any]]) -> pa.Recor
 def from_batch(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
     """The columns of one sample: views of the batch's memory."""
     columns = {}
-    for entry in batch.schema:
-        array = batch.column(entry.name)
+    for entry, array in zip(batch.schema, batch.columns, strict=True):
+        width = None
         if pa.types.is_fixed_size_list(entry.type):
-            flat = array.flatten().to_numpy(zero_copy_only=True)
-            columns[entry.name] = flat.reshape(len(array), entry.type.list_size)
-        else:
-            columns[entry.name] = array.to_numpy(zero_copy_only=True)
+            array, width = array.flatten(), entry.type.list_size
+        # Not by the array's own way, which imports pandas as `pa.array` does.
+        dtype = np.dtype(array.type.to_pandas_dtype())
+        values = np.frombuffer(array.buffers()[1] or b"", dtype, len(array), array.offset * dtype.itemsize)
+        columns[entry.name] = values if width is None else values.reshape(-1, width)
     return columns
 
 
@@ -106,18 +110,44 @@ def opened(path: Path) -> tuple[Any, Any]:
     return pa.ipc.open_file(pa.BufferReader(buffer)), buffer
 
 
-def divide(sizes: Sequence[int], splits: Sequence[str], limit: int) -> list[range]:
-    """Samples, in order, to shards of at most ``limit`` bytes (or one sample); a shard has one split."""
-    shards: list[range] = []
+def divide(sizes: Sequence[int], splits: Sequence[str], sources: Sequence[str], limit: int) -> list[range]:
+    """Samples, in order, to shards of at most ``limit`` bytes (or one sample); a shard has one split.
+
+    As a build makes them: those of one source are divided first, and what is small is packed.
+    """
+    pieces: list[range] = []
     first, total = 0, 0
     for i, size in enumerate(sizes):
-        if i > first and (total + size > limit or splits[i] != splits[first]):
-            shards.append(range(first, i))
+        if i > first and (total + size > limit or (splits[i], sources[i]) != (splits[first], sources[first])):
+            pieces.append(range(first, i))
             first, total = i, 0
         total += size
     if len(sizes) > first:
-        shards.append(range(first, len(sizes)))
-    return shards
+        pieces.append(range(first, len(sizes)))
+    own = [sum(sizes[i] for i in piece) for piece in pieces]
+    groups = pack(own, [splits[piece.start] for piece in pieces], limit)
+    return [range(pieces[group.start].start, pieces[group.stop - 1].stop) for group in groups]
+
+
+def pack(sizes: Sequence[int], splits: Sequence[str], limit: int) -> list[range]:
+    """Shards of single sources, in order, to the shards of a dataset: large ones alone, small ones together.
+
+    A large one has an eighth of ``limit`` or more; together they have at most ``limit`` bytes and one split.
+    """
+    groups: list[range] = []
+    first, total = 0, 0
+    for i, size in enumerate(sizes):
+        alone = size * _ALONE >= limit
+        if i > first and (alone or total + size > limit or splits[i] != splits[first]):
+            groups.append(range(first, i))
+            first, total = i, 0
+        total += size
+        if alone:
+            groups.append(range(i, i + 1))
+            first, total = i + 1, 0
+    if len(sizes) > first:
+        groups.append(range(first, len(sizes)))
+    return groups
 
 
 def write_shard(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

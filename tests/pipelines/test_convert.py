@@ -61,7 +61,7 @@ def made(folder: Path, samples: Sequence[Made], columns: Sequence[Column], own: 
     folder.mkdir()
     samples = sorted(samples, key=lambda s: (SPLITS.index(s.split), s.source, s.tile))
     splits = [sample.split for sample in samples]
-    layout = shards.divide([0] * len(samples), splits, 1)
+    layout = shards.divide([0] * len(samples), splits, [""] * len(samples), 1)
     for listed in [*([columns] if columns else []), *([one] for one in own)]:
         schema = shards.arrow_schema({column.name: column.field() for column in listed})
         for number, rows in enumerate(layout):
