@@ -76,13 +76,13 @@ def meter(value: object) -> Meter:
     raise _refused("meter", value, "give Meter(metrics.STREAM)")
 
 
-def columns(value: object) -> None:
+def columns(value: object, name: str = "columns") -> None:
     """``value`` is a sequence of names or None."""
     if value is None:
         return
     listed = isinstance(value, Sequence) and not isinstance(value, str)
-    if not listed or not all(isinstance(name, str) for name in value):  # type: ignore[attr-defined]
-        raise _refused("columns", value, "give a list of names")
+    if not listed or not all(isinstance(one, str) for one in value):  # type: ignore[attr-defined]
+        raise _refused(name, value, "give a list of names")
 
 
 def graph(value: object) -> tuple[OperatorSettings, ...]:

@@ -24,9 +24,10 @@ from ..pipelines.user_code import UserCode
 from ..samplers import draw
 from ..samplers.fields import Kind
 from . import pack
+from .annotated import Beside
 from .checks import Verify
 from .fetch import Fetcher
-from .pack import Empty, fresh
+from .pack import Empty, Ragged, fresh
 from .plan import Cursor, GlobalBatch, Plan, share
 from .settings import Form
 from .tuning import Tuner, choices
@@ -34,13 +35,14 @@ from .tuning import Tuner, choices
 _log = logging.getLogger(__name__)
 
 Packed = tuple[Columns, NDArray[np.bool_] | None, NDArray[np.int64] | None]
+"""The columns of a batch, and their mask or offsets."""
 
 
 class Part(NamedTuple):
     """A replica's part of a global batch.
 
     ``rows``: index rows, ``ids``: the samples', rows ``first`` to ``stop`` of each are read. ``places``:
-    clouds the batch has room for, the same on every replica.
+    clouds the batch has room for, the same on every replica. ``damaged``: samples of which nothing is read.
     """
 
     whole: GlobalBatch
@@ -49,6 +51,7 @@ class Part(NamedTuple):
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
     places: int
+    damaged: NDArray[np.bool_]
 
 
 class Batches:
@@ -57,6 +60,7 @@ class Batches:
     ``threads``: None chooses by what the first batches take, at most ``most_threads``. A call of user code
     may take ``timeout_s``. Up to ``max_damaged``
     samples that cannot be read are left out of their batches, which say so by a weight of 0.
+    ``annotations``: what comes beside the columns, moved by the graph as they are.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Batches:
         replicas: int,
         form: Form,
         columns: Sequence[str] | None,
+        annotations: Sequence[str] = (),
         engine: EngineName,
         threads: int | None,
         most_threads: int,
@@ -79,12 +84,13 @@ class Batches:
         meter: Meter,
     ) -> None:
         names = columns_of(dataset, columns)
+        beside = {name: dataset.annotations[name] for name in annotations}
         self._dataset, self._plan, self._meter = dataset, plan, meter
         self._replica, self._replicas, self._form = replica, replicas, form
         self._max_damaged, self._damaged = max_damaged, set[int]()
         self.fields = {name: dataset.fields[name] for name in names}
         self._rows = dataset.rows_of(names[0])
-        self._kinds: dict[str, Kind] = {name: field.kind for name, field in self.fields.items()}
+        self._kinds: dict[str, Kind] = {n: field.kind for n, field in (self.fields | beside).items()}
         self._graph = resolve(
             graph,
             row_order=dataset.row_order,
@@ -92,6 +98,7 @@ class Batches:
             dense=form == "dense",
             fields=self.fields,
             sequence=not any(name in dataset.schema for name in names),
+            annotations=beside,
         )
         self._lock = threading.Lock()  # the fetcher's buffer and the threads serve one batch
         self._labelled = bool(dataset.classes) and "label" in names
@@ -103,15 +110,16 @@ class Batches:
             engine, self._threads, self._graph.operators, self._kinds, self.fields, self._user
         )
         self._fetcher = Fetcher(dataset, names, verify, self._threads)
+        self._beside = Beside(dataset, list(beside), verify, self._threads, self._fetcher.files)
 
     def make(self, cursor: Cursor, empty: Empty = fresh) -> pack.Batch:
         """This replica's part of the global batch after ``cursor``, in arrays that ``empty`` gives."""
         with self._lock:
             self._threads.go_on()
             self._threads.use(self._tuner.choice)
-            start, before = time.perf_counter(), self._fetcher.bytes
+            start, before = time.perf_counter(), self._read_bytes
             batch = self._made(self._part(self._plan.batch(cursor)), empty)
-            self._tuner.took(time.perf_counter() - start, self._fetcher.bytes - before)
+            self._tuner.took(time.perf_counter() - start, self._read_bytes - before)
             return batch
 
     def stop(self) -> None:
@@ -137,16 +145,16 @@ class Batches:
         rows = whole.rows[share(len(whole.rows), self._replica, self._replicas)]
         ids = self._dataset.ids[rows]
         places = -(-len(whole.rows) // self._replicas)
-        return Part(whole, rows, ids, *self._span(rows, ids, whole), places)
+        none = np.zeros(len(rows), np.bool_)
+        return Part(whole, rows, ids, *self._span(rows, ids, whole), places, none)
 
     def _made(self, part: Part, empty: Empty) -> pack.Batch:
-        damaged = np.zeros(len(part.rows), np.bool_)
         try:
-            columns, mask, offsets = self._filled(part, empty)
+            (columns, mask, offsets), beside = self._filled(part, empty)
         except DataError as error:
             damaged = self._find_damaged(part, error)
-            part = part._replace(stop=np.where(damaged, part.first, part.stop))
-            columns, mask, offsets = self._filled(part, empty)
+            part = part._replace(stop=np.where(damaged, part.first, part.stop), damaged=damaged)
+            (columns, mask, offsets), beside = self._filled(part, empty)
         if mask is not None and self._labelled:
             columns["label"][~mask] = IGNORED  # so that a loss which knows no mask learns from no padding
         self._meter.add("stream.pack", bytes=sum(c.nbytes for c in columns.values()))
@@ -154,17 +162,29 @@ class Batches:
         ids = empty("ids", (part.places,), np.dtype(np.uint64))
         ids[:n], ids[n:] = part.ids, 0
         weight = empty("weight", (part.places,), np.dtype(np.float32))
-        weight[:n], weight[n:] = ~damaged, 0
-        return pack.Batch(whole.step, whole.epoch, ids, columns, mask, offsets, weight, whole.k or 0)
+        weight[:n], weight[n:] = ~part.damaged, 0
+        k = whole.k or 0
+        return pack.Batch(whole.step, whole.epoch, ids, columns, mask, offsets, weight, k, beside)
 
-    def _filled(self, part: Part, empty: Empty) -> Packed:
-        """The columns of a batch, and their mask or offsets."""
+    def _filled(self, part: Part, empty: Empty) -> tuple[Packed, dict[str, Ragged]]:
+        """What is in a batch, and the annotations beside it."""
+        held = self._annotations(part)
         if not self._graph.operators and not self._graph.serialise:
-            return self._read_packed(part, empty)
+            return self._read_packed(part, empty), self._beside.packed(held, part.places, empty)
         with self._fetching(part):
             clouds = self._fetcher.fetch(part.rows, part.first, part.stop)
-        self._run(clouds, part)
-        return self._packed(clouds, part, empty)
+        self._run(clouds, held, part)
+        packed = self._packed(clouds, part, empty)
+        return packed, self._beside.packed(held, part.places, empty)
+
+    def _annotations(self, part: Part) -> list[Columns]:
+        if not self._beside.fields:
+            return []
+        start, before = time.perf_counter(), self._read_bytes
+        held = self._beside.fetch(part.rows, part.damaged)
+        read = self._read_bytes - before
+        self._meter.busy("stream.fetch", time.perf_counter() - start, items=0, bytes=read)
+        return held
 
     def _find_damaged(self, part: Part, error: DataError) -> NDArray[np.bool_]:
         """Which samples cannot be read, each tried alone; raises where none, or more than allowed, is."""
@@ -173,6 +193,7 @@ class Batches:
             one = slice(i, i + 1)
             try:
                 self._fetcher.fetch(part.rows[one], part.first[one], part.stop[one])
+                self._beside.fetch(part.rows[one], part.damaged[one])
             except DataError as cause:
                 damaged[i] = True
                 if int(part.ids[i]) not in self._damaged:
@@ -187,15 +208,19 @@ class Batches:
 
     @contextmanager
     def _fetching(self, part: Part) -> Iterator[None]:
-        start, before = time.perf_counter(), self._fetcher.bytes
+        start, before = time.perf_counter(), self._read_bytes
         yield
         self._meter.busy(
             "stream.fetch",
             time.perf_counter() - start,
             items=len(part.rows),
-            bytes=self._fetcher.bytes - before,
+            bytes=self._read_bytes - before,
             points_in=int((part.stop - part.first).sum()),
         )
+
+    @property
+    def _read_bytes(self) -> int:
+        return self._fetcher.bytes + self._beside.bytes
 
     def _span(
         self, rows: NDArray[np.int64], ids: NDArray[np.uint64], batch: GlobalBatch
@@ -212,7 +237,7 @@ class Batches:
             first[:] = draw.first_uniform(keys) * starts
         return first, first + count
 
-    def _run(self, clouds: list[Columns], part: Part) -> None:
+    def _run(self, clouds: list[Columns], annotations: list[Columns], part: Part) -> None:
         about = len(clouds), self._plan.seed, part.whole.epoch, part.ids
         keys: dict[int, list[int]] = {
             one.place: draw.keys(*about, one.place).tolist() for one in self._graph.operators
@@ -226,7 +251,7 @@ class Batches:
 
         points = _points(clouds)
         with self._meter.time("stream.graph", items=len(clouds)):
-            self._engine.run(clouds, key, part.whole.k, name)
+            self._engine.run(clouds, key, part.whole.k, name, annotations if self._beside.fields else None)
         k, sizes = part.whole.k, [count(cloud) for cloud in clouds]
         if k is not None and max(sizes, default=0) > k:
             i = int(np.argmax(sizes))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
-from .pack import Batch
+from .pack import Batch, Ragged
 
 if TYPE_CHECKING:
     import torch
@@ -218,4 +218,5 @@ def _writable(batch: Batch) -> Batch:
         same(batch.offsets),
         same(batch.weight),
         batch.k,
+        {name: Ragged(same(values), same(offsets)) for name, (values, offsets) in batch.annotations.items()},
     )

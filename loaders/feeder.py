@@ -73,6 +73,7 @@ class Feeder:
                 {name: data.fields[name] for name in columns[r]},
                 dense=spec.form == "dense",
                 serialised=spec.serialised,
+                own=spec.own(data),
             )
             for r in replicas
         }

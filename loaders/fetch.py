@@ -98,10 +98,18 @@ class Fetcher:
     """Reads ``columns`` (or annotations) of samples, all of the same rows. One thread uses it at a time.
 
     ``verify``: rows are widened to whole blocks and checked on the "first" read of each block by this
-    object, "always", or "never".
+    object, "always", or "never". ``files``: those of another fetcher that the same thread uses, so that
+    there are not more of them open.
     """
 
-    def __init__(self, dataset: Dataset, columns: Sequence[str], verify: Verify, threads: Threads) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        columns: Sequence[str],
+        verify: Verify,
+        threads: Threads,
+        files: Files | None = None,
+    ) -> None:
         self._dataset, self._columns, self._threads = dataset, tuple(columns), threads
         self._fields = [dataset.fields[name] for name in columns]
         lie_in = [name if name in dataset.annotations else None for name in columns]
@@ -110,14 +118,14 @@ class Fetcher:
         self._positions = [dataset.positions[name] for name in columns]
         self._row_bytes = np.array([field.row_bytes for field in self._fields], np.int64)
         self._bytes_of_row = int(self._row_bytes.sum())
-        self._files = Files(dataset)
+        self.files = files or Files(dataset)
         self._checks = Checks(dataset, columns, verify)
         self._scratch = np.zeros(0, np.uint8)
         self.bytes = 0
 
     def close(self) -> None:
         """Close the shards."""
-        self._files.close()
+        self.files.close()
 
     def fetch(self, rows: Ints, first: Ints, stop: Ints) -> list[Columns]:
         """Rows ``first[i]`` to ``stop[i]`` of sample ``rows[i]``, a dict of columns for each.
@@ -177,7 +185,7 @@ class Fetcher:
                 few = None if check is None else check[part]
                 self._read(columns, at[part], rows[part], begin[part], end[part], few)
             return
-        descriptors = self._files.descriptors(present, self._file_names)
+        descriptors = self.files.descriptors(present, self._file_names)
         reads = Reads(
             np.array([[own[one] for one in shard] for own in descriptors], np.int32),
             self._file,

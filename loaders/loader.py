@@ -17,6 +17,7 @@ from ..pipelines.ops import OperatorSettings
 from ..samplers.ratio import RatioSchedule
 from . import arguments, state
 from .ahead import ReadAhead
+from .annotated import annotations_of
 from .batches import columns_of
 from .checks import Verify
 from .node import NodeFeed
@@ -52,6 +53,8 @@ class Loader:
     configuration. ``k``: rows a cloud has ("dense" needs it) or may have ("ragged"); ``ratio`` shrinks it by
     the step, to a multiple of ``multiple_of``. ``epochs``: None is endless. ``columns``: what to read beside
     ``xyz``, None is all; or annotations alone, whose rows are then the samples' rows and keep their order.
+    ``annotations``: those that come beside the columns, whole, each with offsets of its own; what the graph
+    does to a cloud is done to its boxes, velocities and pose.
     ``threads``: for the work on samples; None measures on the first batches how many help, at most 4.
     ``engine``: what runs the graph; "auto" is "threads" on a CPU. ``max_damaged``: so many samples that
     cannot be read are left out (weight 0, id and place stay) before it is an error. ``meter`` counts the
@@ -83,6 +86,7 @@ class Loader:
         replicas: int = 1,
         form: Form = "dense",
         columns: Sequence[str] | None = None,
+        annotations: Sequence[str] = (),
         feeder: Feeder = "inline",
         engine: EngineName = "auto",
         threads: int | None = None,
@@ -112,10 +116,14 @@ class Loader:
         arguments.row_limit(k)
         arguments.ratio(ratio)
         arguments.columns(columns)
+        arguments.columns(annotations, "annotations")
+        if annotations and engine == "dali":
+            raise UsageError("loader.engine", "'dali' moves no annotations", "use 'threads'")
         if replica >= replicas:
             raise UsageError("loader.replica", f"{replica} of {replicas} replicas", "count from 0")
         if k is None and (form == "dense" or ratio is not None):
             raise UsageError("loader.k", "is missing", "a dense batch and a ratio need the number of rows")
+        names = columns_of(dataset, columns)
         self._spec = Spec(
             dataset=dataset.path.absolute(),
             fingerprint=dataset.fingerprint,
@@ -129,6 +137,7 @@ class Loader:
             graph=operators,
             replicas=replicas,
             form=form,
+            annotations=tuple(annotations_of(dataset, annotations, names)),
             engine=engine,
             threads=threads,
             verify=verify,
@@ -137,7 +146,6 @@ class Loader:
         )
         self._plan = self._spec.plan(dataset)
         self._meter = arguments.meter(meter)
-        names = columns_of(dataset, columns)
         self._feed: Feed
         if feeder == "node":
             self._feed = NodeFeed(self._spec, dataset, self._plan, replica, names, slots, self._meter)

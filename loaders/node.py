@@ -24,7 +24,7 @@ from . import protocol
 from .attached import Attached
 from .lease import LeasedArray
 from .link import Link
-from .pack import Batch
+from .pack import Batch, Ragged, offsets_of
 from .plan import Cursor, Plan
 from .protocol import Hello
 from .slots import Head, HostMemory, Part, parts_of, rings_of
@@ -76,6 +76,7 @@ class NodeFeed:
             {name: dataset.fields[name] for name in columns},
             dense=spec.form == "dense",
             serialised=spec.serialised,
+            own=spec.own(dataset),
         )
         rings_of(
             {replica: self._parts}, {replica: 1}, spec.largest(dataset, plan, columns), slots
@@ -144,11 +145,15 @@ class NodeFeed:
     def _batch(self, ring: Attached, slot: int, head: Head) -> Batch:
         lease = ring.lease(slot, self._seq)
 
-        def array(name: str, part: Part) -> NDArray[Any]:
-            address, shape = ring.slots.address(slot, name), part.shape(head)
+        def array(name: str, part: Part, rows: int | None = None) -> NDArray[Any]:
+            address, shape = ring.slots.address(slot, name), part.shape(head, rows)
             return np.asarray(LeasedArray(lease, address, shape, part.dtype, read_only=ring.read_only))
 
-        arrays = {name: array(name, part) for name, part in self._parts.items()}
+        arrays = {name: array(name, part) for name, part in self._parts.items() if part.per != "own"}
+        beside = {}
+        for name in self._spec.annotations:
+            offsets = arrays.pop(offsets_of(name))
+            beside[name] = Ragged(array(name, self._parts[name], int(offsets[-1])), offsets)
         own: dict[str, NDArray[Any]] = {
             name: arrays.pop(name) for name in ("ids", "weight", "mask", "offsets") if name in arrays
         }
@@ -161,6 +166,7 @@ class NodeFeed:
             own.get("offsets"),
             own["weight"],
             head.k,
+            beside,
         )
 
     def _seek(self, ring: Attached, cursor: Cursor) -> None:

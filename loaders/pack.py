@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 Empty = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 """``empty(name, shape, dtype)``: room for one array of a batch, with anything in it."""
 
+
+class Ragged(NamedTuple):
+    """Arrays of different numbers of rows, one after another: ``values`` (n, ...).
+
+    That of cloud i is the rows ``offsets[i]`` to ``offsets[i + 1]``; ``offsets`` is int64 (b + 1,).
+    """
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+
 RESERVED = ("ids", "weight", "mask", "offsets", "transposed")
 
 
@@ -32,7 +43,7 @@ class Batch:
     place without a sample, so that all replicas have the same b. Dense: columns (b, k, ...) and ``mask`` bool
     (b, k), False on repeated rows; ``label``, where the dataset has classes, is -1 there. Ragged: columns
     (n, ...), cloud i in rows ``offsets[i]`` to ``offsets[i + 1]`` of int64 (b + 1,). ``k`` is 0 where
-    nothing limits the rows.
+    nothing limits the rows. ``annotations``: those that were asked for, with offsets of their own.
     """
 
     step: int
@@ -43,9 +54,13 @@ class Batch:
     offsets: NDArray[np.int64] | None
     weight: NDArray[np.float32]
     k: int
+    annotations: dict[str, Ragged] = field(default_factory=dict)
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """Columns, ids, weight and mask or offsets as tensors that share the batch's memory."""
+        """Columns, ids, weight and mask or offsets as tensors that share the batch's memory.
+
+        An annotation NAME is ``NAME`` and ``NAME.offsets``.
+        """
         from torch import from_numpy
 
         arrays: Columns = {**self.columns, "ids": self.ids, "weight": self.weight}
@@ -53,7 +68,14 @@ class Batch:
             arrays["mask"] = self.mask
         if self.offsets is not None:
             arrays["offsets"] = self.offsets
+        for name, (values, offsets) in self.annotations.items():
+            arrays |= {offsets_of(name): offsets, name: values}
         return {name: from_numpy(values) for name, values in arrays.items()}
+
+
+def offsets_of(annotation: str) -> str:
+    """What the offsets of an annotation are called among a batch's arrays."""
+    return f"{annotation}.offsets"
 
 
 def fresh(_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -121,10 +143,15 @@ def completed(columns: Columns, sizes: NDArray[np.int64], empty: Empty = fresh) 
 
 
 def ragged(
-    clouds: list[Columns], fields: dict[str, Field], places: int, threads: Threads, empty: Empty = fresh
+    clouds: list[Columns],
+    fields: dict[str, Field],
+    places: int,
+    threads: Threads,
+    empty: Empty = fresh,
+    called: str = "offsets",
 ) -> tuple[Columns, NDArray[np.int64]]:
-    """Clouds one after another as columns (n, ...) and offsets int64 (places + 1,)."""
-    offsets = edges(np.array([count(cloud) for cloud in clouds], np.int64), places, empty)
+    """Clouds one after another as columns (n, ...) and offsets int64 (places + 1,), made under that name."""
+    offsets = edges(np.array([count(cloud) for cloud in clouds], np.int64), places, empty, called)
     columns = {
         name: empty(name, field.shape(int(offsets[-1])), field.dtype) for name, field in fields.items()
     }
@@ -137,9 +164,11 @@ def ragged(
     return columns, offsets
 
 
-def edges(sizes: NDArray[np.int64], places: int, empty: Empty = fresh) -> NDArray[np.int64]:
+def edges(
+    sizes: NDArray[np.int64], places: int, empty: Empty = fresh, called: str = "offsets"
+) -> NDArray[np.int64]:
     """Offsets int64 (places + 1,) of clouds of ``sizes`` rows, and of empty ones after them."""
-    offsets = empty("offsets", (places + 1,), np.dtype(np.int64))
+    offsets = empty(called, (places + 1,), np.dtype(np.int64))
     offsets[0] = 0
     np.cumsum(sizes, out=offsets[1 : len(sizes) + 1])
     offsets[len(sizes) + 1 :] = offsets[len(sizes)]

@@ -20,29 +20,37 @@ from ..errors import DataError, UsageError
 from ..metrics import STREAM, WIDTH
 from ..pipelines.records import Field
 from .limits import Limit, available
+from .pack import offsets_of
 from .ring import Ring
 
 TEXT_BYTES = 1 << 14
 SPARE = 0.9  # of what is free: a system without any spare memory ends processes
 _SLOTS = (4, 3, 2)  # in use, ready, being made, and one for a slow moment; fewer where memory is short
 
-Per = Literal["cloud", "edge", "row"]
+Per = Literal["cloud", "edge", "row", "own"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One array of a batch: an element a cloud, one more than clouds ("edge"), or ``width`` a row."""
+    """One array of a batch: an element a cloud, one more than clouds ("edge"), or ``width`` a row.
+
+    ``rows``: the most rows of a batch, of what has rows of its "own" for each cloud.
+    """
 
     dtype: np.dtype[Any]
     per: Per
     width: int = 1
+    rows: int = 0
 
-    def shape(self, head: Head) -> tuple[int, ...]:
-        """Its shape in a batch."""
-        if self.per != "row":
+    def shape(self, head: Head, rows: int | None = None) -> tuple[int, ...]:
+        """Its shape in a batch; ``rows``: how many of its own there are, by default the most."""
+        if self.per in ("cloud", "edge"):
             return (head.places + (self.per == "edge"),)
-        rows = (head.places, head.k) if head.dense else (head.rows,)
-        return rows if self.width == 1 else (*rows, self.width)
+        if self.per == "own":
+            every: tuple[int, ...] = (self.rows if rows is None else rows,)
+        else:
+            every = (head.places, head.k) if head.dense else (head.rows,)
+        return every if self.width == 1 else (*every, self.width)
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,10 @@ class Head:
 HEAD = len(Head.__dataclass_fields__)
 
 
-def parts_of(fields: Mapping[str, Field], *, dense: bool, serialised: bool) -> dict[str, Part]:
-    """Every array of a batch that has the columns ``fields``."""
+def parts_of(
+    fields: Mapping[str, Field], *, dense: bool, serialised: bool, own: Mapping[str, Part] | None = None
+) -> dict[str, Part]:
+    """Every array of a batch that has the columns ``fields`` and the annotations ``own``."""
     parts = {"ids": Part(np.dtype(np.uint64), "cloud"), "weight": Part(np.dtype(np.float32), "cloud")}
     if dense:
         parts["mask"] = Part(np.dtype(np.bool_), "row")
@@ -71,6 +81,8 @@ def parts_of(fields: Mapping[str, Field], *, dense: bool, serialised: bool) -> d
     parts.update({name: Part(field.dtype, "row", field.width) for name, field in fields.items()})
     if serialised:
         parts["transposed"] = Part(np.dtype(np.int64), "row")
+    for name, part in (own or {}).items():
+        parts |= {offsets_of(name): Part(np.dtype(np.int64), "edge"), name: part}
     return parts
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import Model
 from ..errors import DataError
@@ -22,7 +23,7 @@ from .checks import Verify
 from .order import shards_of
 from .plan import Plan
 from .settings import Form
-from .slots import Head
+from .slots import Head, Part
 
 _MOST_THREADS = 4
 _LAST_STEP = 2**62
@@ -47,6 +48,7 @@ class Spec(Model):
     graph: tuple[OperatorSettings, ...]
     replicas: int
     form: Form
+    annotations: tuple[str, ...]
     engine: EngineName
     threads: int | None
     verify: Verify
@@ -93,12 +95,27 @@ class Spec(Model):
 
     def largest(self, data: Dataset, plan: Plan, columns: Iterable[str]) -> Head:
         """A head as large as that of any batch of a replica that has some of ``columns``."""
-        places = -(-self.global_batch // self.replicas)
         k = max(plan.k(0) or 0, plan.k(_LAST_STEP) or 0)  # a schedule rises or falls all the way
         every = np.maximum.reduce([data.rows_of(name) for name in columns])
-        rows = np.concatenate([every[slice(*r.rows)] for r in data.splits[self.split]])
-        most = np.sort(np.minimum(rows, k) if k else rows)[-places:]
-        return Head(0, 0, k, places, int(most.sum()), self.form == "dense")
+        most = self._most(data, np.minimum(every, k) if k else every)
+        return Head(0, 0, k, self._places, most, self.form == "dense")
+
+    def own(self, data: Dataset) -> dict[str, Part]:
+        """The arrays of the annotations, with the most rows that a batch has of each."""
+        fields = {name: data.annotations[name] for name in self.annotations}
+        return {
+            name: Part(field.dtype, "own", field.width, self._most(data, data.rows_of(name)))
+            for name, field in fields.items()
+        }
+
+    @property
+    def _places(self) -> int:
+        return -(-self.global_batch // self.replicas)
+
+    def _most(self, data: Dataset, rows: NDArray[np.int64]) -> int:
+        """The most rows that a replica's samples of a batch have together; ``rows``: of every sample."""
+        of_split = np.concatenate([rows[slice(*r.rows)] for r in data.splits[self.split]])
+        return int(np.sort(of_split)[-self._places :].sum())
 
     def batches(
         self,
@@ -119,6 +136,7 @@ class Spec(Model):
             replicas=self.replicas,
             form=self.form,
             columns=columns,
+            annotations=self.annotations,
             engine=self.engine,
             threads=self.threads,
             most_threads=max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // rings)),

@@ -60,8 +60,17 @@ class DaliEngine:
         self._pipeline: Any = None
         self._most = 0
 
-    def run(self, clouds: list[Columns], key: Key, k: int | None, name: Name = str) -> None:
-        """See `Engine`."""
+    def run(
+        self,
+        clouds: list[Columns],
+        key: Key,
+        k: int | None,
+        name: Name = str,
+        annotations: list[Columns] | None = None,
+    ) -> None:
+        """See `Engine`. Raises UsageError for annotations, which it cannot move."""
+        if annotations is not None:
+            raise UsageError("loader.engine", "'dali' moves no annotations", "use 'threads'")
         self._threads.go_on()
         if not self._parts or not clouds:
             return

@@ -11,7 +11,7 @@ from ..errors import UsageError
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["point", "vector", "box", "colour", "class", "count", "time", "none"]
+Kind = Literal["point", "vector", "box", "pose", "colour", "class", "count", "time", "none"]
 """How a field moves with its cloud and merges."""
 
 Reduction = Literal["mean", "majority", "rounded", "unit", "first"]
@@ -25,15 +25,17 @@ label labels label_id classification class class_id class_label category
 semantic semantic_id semantic_label sem_label sem_class segment segment_id
 instance instance_id instance_label ins_label ins_class object_id
 cluster_id clusterid tree_id treeid
+box_class box_instance
 """
 NAMES: dict[Kind, tuple[str, ...]] = {
     "point": ("xyz",),
-    "vector": ("normal", "normals"),
+    "vector": ("normal", "normals", "box_velocity"),
     "box": ("box", "boxes"),
+    "pose": ("pose",),
     "colour": ("rgb", "red", "green", "blue", "intensity", "reflectance", "nir"),
     "class": tuple(_CLASSES.split()),
     "count": ("return_number", "number_of_returns", "count"),
-    "time": ("gps_time", "time", "t"),
+    "time": ("gps_time", "time", "t", "time_lag"),
 }
 """The names that are known, in lower case."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import function, geometry, on_device, rows
+from .annotated import carried
 from .call import Call, Columns
 from .graph import Graph, Operator, resolve
 from .settings import (
@@ -60,5 +61,6 @@ __all__ = [
     "ScaleSettings",
     "SerialiseSettings",
     "VoxelSettings",
+    "carried",
     "resolve",
 ]

@@ -96,18 +96,23 @@ def normalise(columns: Columns, call: Call[NormaliseSettings]) -> Columns:
     In float64. Rows that are not finite count for neither; points that are all the same become 0.
     """
 
-    def normal_form(values: NDArray[Any]) -> NDArray[Any]:
-        wide = values.T.astype(np.float64, order="C")
-        finite = wide[:, np.isfinite(wide).all(axis=0)]
-        if not finite.size:
-            return values
-        centre = finite.mean(axis=1, keepdims=True)
-        x, y, z = np.square(finite - centre)
-        reach = np.sqrt((x + y + z).max())
-        moved: NDArray[Any] = (wide - centre) / (reach or 1.0)
+    def normalised(values: NDArray[Any]) -> NDArray[Any]:
+        centre, reach = normal_form(values)
+        moved: NDArray[Any] = (values.T.astype(np.float64, order="C") - centre[:, None]) / reach
         return moved.T.astype(values.dtype, order="C")
 
-    return _moved(columns, call.kinds, ("point",), normal_form)
+    return _moved(columns, call.kinds, ("point",), normalised)
+
+
+def normal_form(values: NDArray[Any]) -> tuple[NDArray[np.float64], np.float64]:
+    """What `normalise` takes from points (n, 3), float64 (3,), and then divides them by."""
+    wide = values.T.astype(np.float64, order="C")
+    finite = wide[:, np.isfinite(wide).all(axis=0)]
+    if not finite.size:
+        return np.zeros(3), np.float64(1)
+    centre = finite.mean(axis=1)
+    x, y, z = np.square(finite - centre[:, None])
+    return centre, np.sqrt((x + y + z).max()) or np.float64(1)
 
 
 def _multiplied(columns: Columns, kinds: dict[str, Kind], by: Factors, call: Call[Any]) -> Columns:

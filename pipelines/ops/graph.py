@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from ...errors import UsageError
 from ..records import Field
+from .annotated import why_not
 from .settings import (
     FarthestSettings,
     FlipSettings,
@@ -59,15 +60,17 @@ def resolve(
     dense: bool,
     fields: Mapping[str, Field],
     sequence: bool = False,
+    annotations: Mapping[str, Field] | None = None,
 ) -> Graph:
     """Turn the configured operators into what is read and what is done.
 
     A sampling operator that stands first becomes a shorter read where the stored order of rows allows it.
     With ``k`` and no sampling operator one is added, after the last voxel or function or else first, that
     suits the order. ``fields``: what is read. The rows of a ``sequence``, such as tokens, are never taken
-    apart: its first k are read. Raises UsageError for a graph that cannot run.
+    apart: its first k are read. ``annotations``: what is to move with the points, beside the fields. Raises
+    UsageError for a graph that cannot run.
     """
-    _refuse(settings, k=k, dense=dense, fields=fields, sequence=sequence)
+    _refuse(settings, k=k, dense=dense, fields=fields, sequence=sequence, annotations=annotations or {})
     operators = [Operator(place, one) for place, one in enumerate(settings)]
     if sequence:
         return Graph("whole" if k is None else "prefix", tuple(operators), None)
@@ -91,6 +94,7 @@ def _refuse(
     dense: bool,
     fields: Mapping[str, Field],
     sequence: bool,
+    annotations: Mapping[str, Field],
 ) -> None:
     for place, one in enumerate(settings):
         cause = fix = ""
@@ -106,6 +110,8 @@ def _refuse(
             cause, fix = "needs clouds of equal length", "use the dense form or leave it out"
         elif isinstance(one, _MOVING) and (still := [n for n, f in fields.items() if not _can_move(f)]):
             cause, fix = f"cannot move column '{still[0]}'", "leave one of them out"
+        elif why := why_not(one, annotations):
+            cause, fix = why, "leave one of them out"
         if cause:
             raise UsageError("loader.graph", f"{one.kind} {cause}", fix)
 
@@ -114,4 +120,4 @@ def _can_move(field: Field) -> bool:
     """Whether a turn knows what to do with a column: none of the kinds left over changes with the axes."""
     if field.kind in ("point", "vector"):
         return field.width == 3 and field.dtype.kind == "f"
-    return field.kind != "box"
+    return field.kind not in ("box", "pose")

@@ -13,7 +13,10 @@ Corner = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
 class CropSettings(Model):
-    """Keep the points in [low, high), three numbers each, in the unit of the coordinates."""
+    """Keep the points in [low, high), three numbers each, in the unit of the coordinates.
+
+    Of the boxes among the annotations those stay whose centre lies there.
+    """
 
     kind: Literal["crop"] = "crop"
     low: Corner
@@ -44,6 +47,27 @@ class AxesSettings(Model):
         if (self.order.count("-") % 2 == 0) != even:
             raise ValueError(f"'{self.order}' mirrors the scan: turn one axis round, or one fewer, with '-'")
         return self
+
+
+class RotateSettings(Model):
+    """Turn by ``degrees`` about z, from x to y, about the zero of the coordinates; vectors turn too."""
+
+    kind: Literal["rotate"] = "rotate"
+    degrees: Annotated[float, Field(ge=-360, le=360)]
+
+
+class FlipSettings(Model):
+    """Mirror one ``axis``: its coordinates, and those of vectors, change their sign."""
+
+    kind: Literal["flip"] = "flip"
+    axis: Literal["x", "y", "z"]
+
+
+class ScaleSettings(Model):
+    """Multiply all coordinates by ``factor``, as from feet to metres; normals keep their length."""
+
+    kind: Literal["scale"] = "scale"
+    factor: Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class DeduplicateSettings(Model):
@@ -92,6 +116,9 @@ class NormalsSettings(Model):
 StepSettings = Annotated[
     CropSettings
     | AxesSettings
+    | RotateSettings
+    | FlipSettings
+    | ScaleSettings
     | DeduplicateSettings
     | OutliersSettings
     | ThinSettings

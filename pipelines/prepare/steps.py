@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from ...samplers.farthest import farthest
 from ...samplers.fields import kind_of, reduction
 from ...samplers.grid import sorted_rows, starts_of
 from ...samplers.voxel import voxel
+from ..annotations import centres, kept
 from ..cut import Points
 from ..open3d import cloud, library
+from . import moves
 from .settings import (
-    AxesSettings,
     CropSettings,
     FarthestSettings,
     NormalsSettings,
@@ -32,14 +34,23 @@ log = logging.getLogger(__name__)
 Columns = dict[str, NDArray[Any]]
 
 
+_BY_ROW = ("crop", "axes", "rotate", "flip", "scale")
+
+
+def by_row(steps: Sequence[StepSettings]) -> bool:
+    """Whether each step does to a row what it would do to it alone, so that scans may come in pieces."""
+    return all(step.kind in _BY_ROW for step in steps)
+
+
 def prepare(path: Path, points: Points, steps: Sequence[StepSettings]) -> Points:
     """The points after all steps; ``row`` still says which row of the source each one is, or stands for.
 
+    Annotations move as the points do, and a crop leaves out boxes; no other step touches them.
     Raises DataError, with the file, for a step that these points do not allow.
     """
     for step in steps:
         before = len(points.xyz)
-        if before:
+        if before or step.kind in _FOR_ANNOTATIONS:
             points = _STEPS[step.kind](path, points, step)
         log.info("%s: %s: %d of %d points", path, step.kind, len(points.xyz), before)
     return points
@@ -47,36 +58,15 @@ def prepare(path: Path, points: Points, steps: Sequence[StepSettings]) -> Points
 
 def _kept(points: Points, rows: NDArray[Any]) -> Points:
     columns = {name: values[rows] for name, values in points.columns.items()}
-    return Points(points.xyz[rows], columns, points.dropped, points.outside)
+    return replace(points, xyz=points.xyz[rows], columns=columns)
 
 
 def _crop(_: Path, points: Points, step: CropSettings) -> Points:
-    inside = (points.xyz >= step.low) & (points.xyz < step.high)
-    return _kept(points, np.flatnonzero(inside.all(axis=1)))
+    def inside(xyz: NDArray[np.float64]) -> NDArray[Any]:
+        return np.flatnonzero(((xyz >= step.low) & (xyz < step.high)).all(axis=1))
 
-
-def _axes(path: Path, points: Points, step: AxesSettings) -> Points:
-    names = step.order.replace("-", "")
-    order = ["xyz".index(name) for name in names]
-    signs = [
-        -1.0 if step.order[step.order.index(name) - 1 : step.order.index(name)] == "-" else 1.0
-        for name in names
-    ]
-
-    def turned(values: NDArray[Any]) -> NDArray[Any]:
-        moved: NDArray[Any] = values[:, order] * np.array(signs, values.dtype)
-        return moved
-
-    columns = dict(points.columns)
-    for name, values in columns.items():
-        kind = kind_of(name, values.dtype)
-        if kind == "box":
-            raise DataError(
-                path, f"field '{name}' does not turn with the axes", "leave it out of data.fields"
-            )
-        if kind in ("point", "vector") and values.ndim == 2 and values.shape[1] == 3:
-            columns[name] = turned(values)
-    return Points(turned(points.xyz), columns, points.dropped, points.outside)
+    there = kept(points.annotations, inside(centres(points.annotations)))
+    return replace(_kept(points, inside(points.xyz)), annotations=there)
 
 
 def _deduplicate(_: Path, points: Points, step: Any) -> Points:  # noqa: ARG001 (it has no settings)
@@ -106,7 +96,7 @@ def _thin(_: Path, points: Points, step: ThinSettings) -> Points:
     thin = voxel(
         points.xyz - base, step.size, pick=step.pick, fields=fields, reduce=reduce, origin=base, threads=1
     )
-    return Points(thin.xyz + base, thin.fields, points.dropped, points.outside)
+    return replace(points, xyz=thin.xyz + base, columns=thin.fields)
 
 
 def _farthest(_: Path, points: Points, step: FarthestSettings) -> Points:
@@ -121,15 +111,20 @@ def _normals(path: Path, points: Points, step: NormalsSettings) -> Points:
     near.estimate_normals(library().geometry.KDTreeSearchParamKNN(step.neighbours))
     near.orient_normals_to_align_with_direction(np.array([0.0, 0.0, 1.0]))
     normal = np.asarray(near.normals).astype(np.float32)
-    return Points(points.xyz, {**points.columns, "normal": normal}, points.dropped, points.outside)
+    return replace(points, columns={**points.columns, "normal": normal})
 
 
 _STEPS: dict[str, Callable[[Path, Points, Any], Points]] = {
     "crop": _crop,
-    "axes": _axes,
+    "axes": moves.axes,
+    "rotate": moves.rotate,
+    "flip": moves.flip,
+    "scale": moves.scale,
     "deduplicate": _deduplicate,
     "outliers": _outliers,
     "voxel": _thin,
     "farthest": _farthest,
     "normals": _normals,
 }
+_FOR_ANNOTATIONS = ("crop", "axes", "rotate", "flip", "scale")
+"""The steps that change annotations, which a scan without points may have too."""

@@ -76,10 +76,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Datas
         )
         step = per_shard or max(len(sizes), 1)
 
-        def divide(sizes: Sequence[int], splits: Sequence[str], limit: int) -> list[range]:
+        def pack(sizes: Sequence[int], _splits: Sequence[str], _limit: int) -> list[range]:
             return [range(i, min(i + step, len(sizes))) for i in range(0, len(sizes), step)]
 
-        monkeypatch.setattr(shards, "divide", divide)
+        monkeypatch.setattr(shards, "pack", pack)
         return build(settings, tmp_path / f"run-{name}")
 
     return made

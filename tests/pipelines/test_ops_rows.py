@@ -154,6 +154,7 @@ def test_graphs_that_cannot_run_are_refused() -> None:
         Field(np.dtype("int8"), 3, "vector"),
         Field(np.dtype("float32"), 1, "vector"),
         Field(np.dtype("float32"), 7, "box"),
+        Field(np.dtype("float64"), 16, "pose"),
     ],
 )
 def test_a_column_that_cannot_be_moved_is_refused(operator: OperatorSettings, field: Field) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from tamis.errors import DataError
+from tamis.errors import DataError, UsageError
 from tamis.pipelines.cut import Points
 from tamis.pipelines.prepare.settings import StepSettings
 from tamis.pipelines.prepare.steps import prepare
@@ -78,6 +79,136 @@ def test_axes_turn_points_and_vectors_alike(order: str, right: tuple[int, int, i
             Points(one.xyz, {"row": np.arange(1), "box": np.zeros((1, 7))}, 0, 0),
             {"kind": "axes", "order": order},
         )
+
+
+@pytest.mark.parametrize(
+    ("step", "point", "vector"),
+    [
+        ({"kind": "rotate", "degrees": 90}, [-2, 1, 3], [-2, 1, 3]),
+        ({"kind": "rotate", "degrees": -90}, [2, -1, 3], [2, -1, 3]),
+        ({"kind": "rotate", "degrees": 180}, [-1, -2, 3], [-1, -2, 3]),
+        ({"kind": "rotate", "degrees": 360}, [1, 2, 3], [1, 2, 3]),
+        ({"kind": "flip", "axis": "y"}, [1, -2, 3], [1, -2, 3]),
+        ({"kind": "flip", "axis": "z"}, [1, 2, -3], [1, 2, -3]),
+        ({"kind": "scale", "factor": 0.5}, [0.5, 1, 1.5], [1, 2, 3]),
+    ],
+)
+def test_a_scan_is_moved_about_zero(step: dict[str, Any], point: list[float], vector: list[float]) -> None:
+    normal = np.array([[1, 2, 3]], np.float32)
+    one = Points(np.array([[1.0, 2, 3]]), {"row": np.arange(1), "normal": normal, "rgb": normal}, 0, 0)
+    found = after(one, step)
+    assert found.xyz.tolist() == [point]
+    assert found.columns["normal"].tolist() == [vector]
+    assert found.columns["normal"].dtype == np.float32
+    assert found.columns["rgb"].tolist() == [[1, 2, 3]]
+    assert one.xyz.tolist() == normal.tolist() == [[1, 2, 3]], "what came is as it was"
+
+
+@pytest.mark.parametrize("degrees", [30, -123.4, 1e-3])
+def test_a_turn_is_a_turn(degrees: float) -> None:
+    points = scan(200)
+    points.columns["normal"] = np.random.default_rng(1).normal(size=(200, 3))
+    found = after(points, {"kind": "rotate", "degrees": degrees})
+    spin = np.exp(1j * np.deg2rad(degrees))
+    for ours, theirs in ((found.xyz, points.xyz), (found.columns["normal"], points.columns["normal"])):
+        np.testing.assert_allclose(ours[:, 0] + 1j * ours[:, 1], spin * (theirs[:, 0] + 1j * theirs[:, 1]))
+        np.testing.assert_array_equal(ours[:, 2], theirs[:, 2])
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        (np.ones((1, 3), np.uint8), {"kind": "flip", "axis": "x"}),
+        (np.ones((1, 3), np.int8), {"kind": "rotate", "degrees": 10}),
+    ],
+)
+def test_vectors_of_whole_numbers_turn_where_they_can(values: NDArray[Any], step: dict[str, Any]) -> None:
+    one = Points(np.ones((1, 3)), {"row": np.arange(1), "normal": values}, 0, 0)
+    with pytest.raises(DataError, match=rf"field 'normal' is {values.dtype}, which cannot turn"):
+        after(one, step)
+    whole = Points(one.xyz, {"row": np.arange(1), "normal": np.array([[1, 2, 3]], np.int16)}, 0, 0)
+    assert after(whole, {"kind": "rotate", "degrees": 90}).columns["normal"].tolist() == [[-2, 1, 3]]
+
+
+def annotated(n: int, seed: int = 0) -> Points:
+    """A scan with a box about each of its first ``n`` points, and a pose."""
+    points, rng = scan(100, seed), np.random.default_rng(seed)
+    boxes = np.concatenate([points.xyz[:n], rng.uniform(1, 3, (n, 3)), rng.uniform(-3, 3, (n, 1))], axis=1)
+    pose = np.eye(4)
+    pose[:3] += rng.normal(0, 0.3, (3, 4))
+    held = {
+        "boxes": boxes,
+        "box_instance": np.arange(n),
+        "box_velocity": rng.normal(size=(n, 3)),
+        "pose": pose.reshape(1, 16),
+        "image": rng.integers(0, 256, 9, np.uint8),
+    }
+    return replace(points, annotations=held)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_boxes_stay_with_their_points(seed: int) -> None:
+    points = annotated(100, seed)
+    kept = after(points, {"kind": "crop", "low": [*(FAR + 5)[:2], -1e9], "high": [*(FAR + 10)[:2], 1e9]})
+    here = kept.columns["row"]
+    assert 0 < len(here) < 100
+    assert kept.annotations["box_instance"].tolist() == here.tolist()
+    steps: list[dict[str, Any]] = [
+        {"kind": "axes", "order": "y-xz"},
+        {"kind": "rotate", "degrees": 33.3},
+        {"kind": "scale", "factor": 0.3048},
+        {"kind": "flip", "axis": "x"},
+        {"kind": "flip", "axis": "z"},
+    ]
+    found = after(kept, *steps)
+    np.testing.assert_allclose(found.annotations["boxes"][:, :3], found.xyz, rtol=1e-15)
+    np.testing.assert_allclose(
+        found.annotations["boxes"][:, 3:6], 0.3048 * points.annotations["boxes"][here, 3:6]
+    )
+    # a point ahead of the middle, moved as a point, is where the moved heading leads
+    ahead = annotated(100, seed)
+    yaw = ahead.annotations["boxes"][:, 6]
+    ahead.xyz[:, :2] += np.stack([np.cos(yaw), np.sin(yaw)], axis=1)
+    led = after(ahead, *steps).xyz[here] - found.xyz
+    turned = found.annotations["boxes"][:, 6]
+    heading = np.stack([np.cos(turned), np.sin(turned)], axis=1)
+    np.testing.assert_allclose(led[:, :2], 0.3048 * heading, atol=1e-8)
+    went = annotated(100, seed)
+    went.xyz[:] += went.annotations["box_velocity"]
+    np.testing.assert_allclose(
+        after(went, *steps).xyz[here] - found.xyz, found.annotations["box_velocity"], atol=1e-8
+    )
+
+    def world(moved: Points) -> NDArray[Any]:
+        whole: NDArray[Any] = np.c_[moved.xyz, np.ones(len(moved.xyz))]
+        return whole @ moved.annotations["pose"].reshape(4, 4).T
+
+    np.testing.assert_allclose(world(found), world(kept), rtol=1e-12)
+
+
+def test_what_moves_no_point_moves_no_annotation() -> None:
+    points = annotated(5)
+    steps: list[dict[str, Any]] = [
+        {"kind": "deduplicate"},
+        {"kind": "outliers"},
+        {"kind": "voxel", "size": 1.0},
+        {"kind": "farthest", "points": 7},
+        {"kind": "normals", "neighbours": 5},
+    ]
+    assert after(points, *steps).annotations is points.annotations
+
+
+def test_boxes_without_points_move_too() -> None:
+    points = annotated(4)
+    none = replace(points, xyz=np.empty((0, 3)), columns={"row": np.arange(0)})
+    step = {"kind": "rotate", "degrees": 40}
+    np.testing.assert_array_equal(
+        after(none, step).annotations["boxes"], after(points, step).annotations["boxes"]
+    )
+    crop = {"kind": "crop", "low": [0, 0, 0], "high": [1, 1, 1]}
+    assert after(none, crop).annotations["box_velocity"].shape == (0, 3)
+    with pytest.raises(UsageError, match="boxes: would be tilted or skewed"):
+        after(points, {"kind": "axes", "order": "x-zy"})
 
 
 @pytest.mark.parametrize("order", ["xzy", "-xyz", "xxy", "x--zy", "yxz", "xy"])
