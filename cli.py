@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .cli_bench import bench
+from .cli_datasets import datasets
 from .cli_end import again, end, fail, tell_progress
 from .cli_scans import scans
 from .errors import TamisError, system_error
@@ -50,6 +51,7 @@ Out = Annotated[
 
 
 app.add_typer(scans)
+app.add_typer(datasets)
 app.add_typer(bench, name="bench")
 
 
@@ -74,19 +76,33 @@ def build(
         typer.Option(
             "--update",
             help="Redo only files that were changed, added or removed since DIR/dataset was built. Needs the "
-            "parts of the others: this keeps them in DIR/dataset.building, as much again on the disk.",
+            "parts of the others: this keeps them in DIR/dataset.building, the large ones as second names.",
         ),
     ] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="Then push it there: s3://, gs:// or az://BUCKET/FOLDER, file:///FOLDER.",
+        ),
+    ] = None,
 ) -> None:
     """Raw files to a sampled, checked, sharded dataset in DIR/dataset. Run again to continue."""
+    from .pipelines.remote import check_writable, push
     from .pipelines.watched import watched
 
+    if to is not None:
+        check_writable(to)
     settings, folder = _settings(config, out, overrides)
     terminal = _terminal()
     if not terminal:
         tell_progress()
     signal.signal(signal.SIGTERM, end)
     typer.echo(watched(settings.data, folder, terminal, update=update))
+    if to is not None:
+        push(folder / "dataset", to)
+        typer.echo(f"{to}: the dataset is there")
 
 
 @app.command(epilog="Example: tamis stream quickstart --out runs/first --steps 100")

@@ -98,3 +98,49 @@ def bench_quality(
     tell_progress()
     given = data or os.environ.get(VARIABLE)
     typer.echo(render(run(Path(given) if given else None, json)))
+
+
+@bench.command("build", epilog="Example: tamis bench build --data scans --json build.json")
+def bench_build(
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Where the scans are. Default: $TAMIS_DATA."),
+    ] = None,
+    copies: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Copies of each file. Default: ten million points in all.", min=1),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where to write. Default: a temporary one.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """The build beside decoding alone and a script of laspy and numpy. Takes some minutes and 2 GB."""
+    from tempfile import TemporaryDirectory
+
+    from .bench.bench_build import run
+    from .bench.build_table import render
+
+    tell_progress()
+    with TemporaryDirectory(prefix="tamis-bench-", dir=folder) as temporary:
+        typer.echo(render(run(Path(temporary), data, copies=copies, out=json)))
+
+
+@bench.command("files", epilog="Example: tamis bench files scans --json files.json")
+def bench_files(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="Where the files are. Default: $TAMIS_DATA.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Every file of a folder, and files as users reported them: built and compared, or refused, and why."""
+    from .bench.every_file import render, run, unexpected
+    from .errors import DataError
+
+    tell_progress()
+    report = run(folder, json)
+    typer.echo(render(report))
+    if found := unexpected(report):
+        raise DataError(
+            folder or "tamis bench files", f"{len(found)} not as expected, first {found[0]}", "see the table"
+        )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .cli_end import end
-from .errors import DataError
+from .cli_end import end, tell_progress
+from .errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from .pipelines.sample import Method
@@ -44,17 +44,39 @@ def inspect(
 
 
 @scans.command(epilog="Example: tamis verify runs/first")
-def verify(path: Annotated[str, typer.Argument(help="A dataset, a run, or the URL of a dataset.")]) -> None:
+def verify(
+    path: Annotated[str, typer.Argument(help="A dataset, a run, or the URL of a dataset.")],
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Make damaged files of a built dataset again from the raw files."),
+    ] = False,
+    root: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --repair: where the raw files are. Default: $TAMIS_DATA."),
+    ] = None,
+) -> None:
     """Check every byte of a dataset; each problem is a line with file and offset."""
     from .pipelines.remote import check, is_url
     from .pipelines.verify import verify as problems_of
 
+    if root is not None and not repair:
+        raise UsageError("--root", "is for --repair", "add --repair, or leave it out")
+    if repair and is_url(path):
+        raise UsageError("--repair", "is for a dataset on a disk", "pull it, repair it, and push it again")
+    if repair:
+        from .pipelines.repair import repair as mended
+
+        tell_progress()
+        signal.signal(signal.SIGTERM, end)
+        for name in mended(Path(path), root):
+            typer.echo(f"{name}: made again")
     if is_url(path):
         check(path)
     elif problems := problems_of(Path(path)):
         for problem in problems:
             typer.echo(str(problem), err=True)
-        raise DataError(path, f"{len(problems)} problem(s) found", "build the dataset again")
+        fix = "remove what is not part of it" if repair else "mend it with --repair, or build it again"
+        raise DataError(path, f"{len(problems)} problem(s) found", fix)
     typer.echo(f"{path}: every file is as it was written")
 
 
@@ -101,7 +123,6 @@ def sample(
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
 ) -> None:
     """Thin a scan by exactly one of --voxel, --farthest, --random and --adaptive; every field is kept."""
-    from .errors import UsageError
     from .pipelines.sample import sample as thin
 
     given: dict[Method, float | None] = {

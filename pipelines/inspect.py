@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from . import las_unit, oddities, shards
 from .dataset import Dataset
+from .made import made_of
 from .readers import SUFFIXES, Scan, Source, opened
 from .records import SPLITS
 from .shown import LAS_CLASSES, classes_of, is_las
@@ -66,6 +67,9 @@ def _dataset(dataset: Dataset) -> Iterator[str]:
     counts, files = dataset.manifest.counts, dataset.manifest.files
     yield f"dataset      {dataset.path}"
     yield f"fingerprint  {dataset.fingerprint}"
+    made = made_of(dataset.manifest)
+    if made is not None:
+        yield f"made         by {made.by} of {', '.join(origin.name for origin in made.of)}"
     yield f"samples      {counts.samples}"
     if dataset.schema:
         yield f"points       {counts.points} (rows a sample: {_spread(dataset.rows)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,9 +112,9 @@ class Grid:
             return
         tile = self.tile(xyz)
         order = by_tile(tile)
-        first = np.flatnonzero(np.diff(tile[order], prepend=-1))
-        for number, rows in zip(tile[order[first]].tolist(), np.split(order, first[1:]), strict=True):
-            yield number, rows
+        starts = [*np.flatnonzero(np.diff(tile[order], prepend=-1)).tolist(), len(order)]
+        for start, stop in itertools.pairwise(starts):
+            yield int(tile[order[start]]), order[start:stop]
 
     def tile(self, xyz: NDArray[np.float64]) -> NDArray[np.int64]:
         """The tile of each row of ``xyz``, float64 (n, 3), where tiles lie edge to edge: int64 (n,)."""

@@ -19,6 +19,7 @@ FLOOR = {
     "bench": 5,
     "cli": 6,
     "cli_bench": 6,
+    "cli_datasets": 6,
     "cli_end": 6,
     "cli_scans": 6,
     "__main__": 7,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 from tamis.pipelines import dali
 from tamis.pipelines.build import DataSettings
@@ -69,6 +70,19 @@ def settings(raw: Path) -> DataSettings:
         shard_mb=1,
         workers=1,  # others take longer to start than this takes to build
     )
+
+
+@pytest.fixture
+def config(settings: DataSettings, tmp_path: Path) -> Callable[..., Path]:
+    """``config(**changes)``: a configuration file of a build with other settings."""
+
+    def write(**changes: Any) -> Path:
+        data = settings.model_copy(update=changes).model_dump(mode="json", exclude_none=True)
+        path = tmp_path / "config.toml"
+        path.write_text(tomli_w.dumps({"name": "made", "data": data, "loader": {}, "model": {}}))
+        return path
+
+    return write
 
 
 @pytest.fixture
