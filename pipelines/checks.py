@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +24,26 @@ _POLYNOMIAL = 0x82F63B78
 
 def running(data: memoryview, rows: int, row_bytes: int) -> NDArray[np.uint32]:
     """CRC32C of the first 256, 512, ... rows of ``data``: uint32, one value a started block."""
-    from . import running as compiled  # not for who only checks a file or two
+    whole = np.frombuffer(data, np.uint8)
+    return running_of_samples(whole, np.zeros(1, np.int64), np.array([rows], np.int64), row_bytes)
 
+
+def running_of_samples(
+    data: NDArray[np.uint8], positions: NDArray[np.int64], rows: NDArray[np.int64], row_bytes: int
+) -> NDArray[np.uint32]:
+    """The running sums of samples, one behind the other, that lie at ``positions`` (n,) in ``data``."""
+    from . import running as compiled  # for those who write: it takes a compiler
+
+    sizes, step = rows * row_bytes, CHECK_ROWS * row_bytes
     if compiled.AVAILABLE:
-        return compiled.sums(np.frombuffer(data, np.uint8), CHECK_ROWS * row_bytes)
-    step, value, sums = CHECK_ROWS * row_bytes, 0, []
-    for start in range(0, rows * row_bytes, step):
-        value = crc32c(data[start : start + step], value)
-        sums.append(value)
-    return np.array(sums, np.uint32)
+        return compiled.sums(data, positions, sizes, step)
+    found = []
+    for at, size in zip(positions.tolist(), sizes.tolist(), strict=True):
+        value = 0
+        for start in range(at, at + size, step):
+            value = crc32c(data[start : min(start + step, at + size)], value)
+            found.append(value)
+    return np.array(found, np.uint32)
 
 
 def blocks(rows: int) -> int:
@@ -55,23 +67,32 @@ def first_damage(data: memoryview, sums: NDArray[np.uint32], row_bytes: int) -> 
 
 def file_sha256(*paths: Path) -> str:
     """SHA-256, in hex, of a file, or of some one after another."""
-    sha256 = hashlib.sha256()
+    sha256, room = hashlib.sha256(), memoryview(bytearray(CHUNK))
     for path in paths:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
+        with path.open("rb", buffering=0) as file:
+            while chunk := _filled(file, room):
                 sha256.update(chunk)
     return sha256.hexdigest()
 
 
 def chunk_sums(path: Path) -> tuple[int, str, list[int]]:
     """Size in bytes, SHA-256 in hex, and the CRC32C of every MiB of a file."""
-    size, sha256, sums = 0, hashlib.sha256(), []
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+    sha256, sums, room = hashlib.sha256(), list[int](), memoryview(bytearray(CHUNK))
+    with path.open("rb", buffering=0) as file:
+        size = 0
+        while chunk := _filled(file, room):
             size += len(chunk)
             sha256.update(chunk)
             sums.append(crc32c(chunk))
     return size, sha256.hexdigest(), sums
+
+
+def _filled(file: FileIO, room: memoryview) -> memoryview:
+    """What comes next of a file: all of ``room``, less at its end."""
+    size = 0
+    while size < len(room) and (read := file.readinto(room[size:])):
+        size += read
+    return room[:size]
 
 
 def damaged_chunks(path: Path, sums: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:

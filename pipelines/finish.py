@@ -20,7 +20,7 @@ from . import manifest, shards
 from .manifest import Column, Counts, Figures, Manifest, Range, Skipped, SourceDigest
 from .records import CHECK_ROWS, SPLITS, sample_id, sample_name
 from .settings import DataSettings
-from .statistics import Moments, described_splits, step_of
+from .statistics import Moments, described_splits, every, step_of
 from .stored import Stored, digest_of, owns, stored
 
 log = logging.getLogger(__name__)
@@ -171,20 +171,16 @@ def _statistics(
     if not fields:
         return {}
     chosen = np.flatnonzero(np.isin(splits, described_splits(splits)))
-    rows = index["rows"][chosen]
+    rows, shard = index["rows"][chosen], index["shard"][chosen]
     step = step_of(int(rows.sum()))
-    before = np.cumsum(rows) - rows
-    kept: dict[str, list[NDArray[Any]]] = {name: [one.empty(0)] for name, one in fields.items()}
-    number, data = -1, memoryview(b"")
-    for row, start, size in zip(chosen.tolist(), (-before % step).tolist(), rows.tolist(), strict=True):
-        if start >= size:
-            continue
-        if index["shard"][row] != number:
-            number = int(index["shard"][row])
-            data = memoryview(shards.opened(folder / shards.shard_name(number))[1])
+    first = -(np.cumsum(rows) - rows) % step
+    kept: dict[str, list[NDArray[Any]]] = {name: [] for name in fields}
+    for number in np.unique(shard).tolist():
+        own = shard == number
+        data = np.frombuffer(shards.opened(folder / shards.shard_name(number))[1], np.uint8)
         for name, one in fields.items():
-            values = np.frombuffer(data, one.dtype, size * one.width, int(index[f"pos_{name}"][row]))
-            kept[name].append(values.reshape(one.shape(size))[start::step].copy())
+            positions = index[f"pos_{name}"][chosen][own]
+            kept[name].append(every(data, positions, rows[own], first[own], step, one))
     return {name: one.figures(np.concatenate(kept[name])) for name, one in described.moments.items()}
 
 

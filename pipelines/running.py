@@ -42,22 +42,39 @@ def _of_byte() -> NDArray[np.uint64]:
 _TABLE = _of_byte()
 
 
-def sums(data: NDArray[np.uint8], step: int) -> NDArray[np.uint32]:
-    """CRC32C of the first ``step``, 2 ``step``, ... bytes of ``data``, and of all: uint32."""
-    found = np.empty(-(-len(data) // step), np.uint32)
-    _sums(data, step, _TABLE, found)
+def sums(
+    data: NDArray[np.uint8], positions: NDArray[np.int64], sizes: NDArray[np.int64], step: int
+) -> NDArray[np.uint32]:
+    """CRC32C of the first ``step``, 2 ``step``, ... bytes, and of all, of each of many pieces of ``data``.
+
+    ``positions`` and ``sizes``: the bytes where they begin and that they have. The sums of one piece stand
+    behind those of the one before: uint32.
+    """
+    found = np.empty(int((-(-sizes // step)).sum()), np.uint32)
+    _sums(data, positions, sizes, step, _TABLE, found)
     return found
 
 
 @njit(cache=True, nogil=True)
-def _sums(data: NDArray[np.uint8], step: int, table: NDArray[np.uint64], found: NDArray[np.uint32]) -> None:
-    register, at = np.uint64(0xFFFFFFFF), 0
-    for block in range(len(found)):
-        end = min(at + step, len(data))
-        words = data[at : at + (end - at) // 8 * 8].view(np.uint64)
-        for word in words:
-            register = _crc_of_word(register, word)  # type: ignore[call-arg]
-        for i in range(at + 8 * len(words), end):
-            register = table[(register ^ np.uint64(data[i])) & np.uint64(255)] ^ (register >> np.uint64(8))
-        at = end
-        found[block] = np.uint32(register) ^ np.uint32(0xFFFFFFFF)
+def _sums(
+    data: NDArray[np.uint8],
+    positions: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    step: int,
+    table: NDArray[np.uint64],
+    found: NDArray[np.uint32],
+) -> None:
+    block = 0
+    for piece in range(len(positions)):
+        register, at = np.uint64(0xFFFFFFFF), positions[piece]
+        stop = at + sizes[piece]
+        while at < stop:
+            end = min(at + step, stop)
+            words = data[at : at + (end - at) // 8 * 8].view(np.uint64)
+            for word in words:
+                register = _crc_of_word(register, word)  # type: ignore[call-arg]
+            for i in range(at + 8 * len(words), end):
+                low = (register ^ np.uint64(data[i])) & np.uint64(255)
+                register = table[low] ^ (register >> np.uint64(8))
+            found[block] = np.uint32(register) ^ np.uint32(0xFFFFFFFF)
+            at, block = end, block + 1

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .checks import running
 from .records import Field
 
 INDEX, SAMPLES, CHECKSUMS = "index.arrow", "samples.arrow", "checksums.arrow"
+_VECTORS = pa.list_(pa.uint8(), 1).id
+
 _ALONE = 8
 """What holds this share of a shard is not copied to be packed."""
 
@@ -54,20 +55,29 @@ def arrow_schema(fields: Mapping[str, Field]) -> pa.Schema:
     return pa.schema([pa.field(name, _arrow_type(field), nullable=False) for name, field in fields.items()])
 
 
-def to_batch(schema: pa.Schema, columns: Mapping[str, NDArray[Any]]) -> pa.RecordBatch:
-    """The record batch of one sample."""
-    arrays = []
-    for entry in schema:
-        values, type_ = np.ascontiguousarray(columns[entry.name]), entry.type
-        vectors = pa.types.is_fixed_size_list(type_)
-        # Not by pa.array, which imports pandas where that is installed: most of a second in every process.
-        flat = pa.Array.from_buffers(
-            type_.value_type if vectors else type_, values.size, [None, pa.py_buffer(values)]
-        )
-        if vectors:
-            flat = pa.Array.from_buffers(type_, len(values), [None], children=[flat])
-        arrays.append(flat)
+def to_batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """The record batch of one sample, or of a table."""
+    arrays = [_array(entry.type, columns[entry.name]) for entry in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(kind: pa.DataType, values: Any) -> pa.Array:
+    """A column: texts, numbers (n,) or vectors (n, w).
+
+    Not by pa.array, which imports pandas where that is installed: most of a second in every process.
+    """
+    if kind == pa.utf8():
+        encoded = [text.encode() for text in values]
+        ends = np.cumsum([0, *map(len, encoded)])
+        if ends[-1] >= 1 << 31:
+            raise OverflowError("the texts of a column are longer than 2 GB")
+        buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
+        return pa.Array.from_buffers(kind, len(encoded), buffers)
+    if kind.id != _VECTORS:
+        values = np.ascontiguousarray(values, kind.to_pandas_dtype())
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    flat = _array(kind.value_type, np.ascontiguousarray(values).reshape(-1))
+    return pa.Array.from_buffers(kind, len(values), [None], children=[flat])
 
 
 def from_batch(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
@@ -93,15 +103,8 @@ def writing(path: Path, schema: pa.Schema) -> Iterator[Any]:
 
 def write_table(path: Path, schema: pa.Schema, columns: Mapping[str, Any]) -> None:
     """Write one record batch, so that each column lies in one piece."""
-    arrays = []
-    for entry in schema:
-        values = columns[entry.name]
-        if isinstance(values, np.ndarray) and values.ndim == 2:
-            arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=entry.type))
-        else:
-            arrays.append(pa.array(values, type=entry.type))
     with writing(path, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
+        writer.write_batch(to_batch(schema, columns))
 
 
 def opened(path: Path) -> tuple[Any, Any]:
@@ -157,38 +160,34 @@ def write_shard(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
             writer.write_batch(batch)
 
 
-def buffers(
-    path: Path, fields: Mapping[str, Field]
-) -> Iterator[tuple[int, dict[str, tuple[int, memoryview]]]]:
-    """For each sample of a finished shard: its rows, and of each column the byte position and the bytes.
+class Places(NamedTuple):
+    """Where the samples of a shard lie: ``data`` uint8, all its bytes, ``rows`` int64 (n,).
 
-    Read back from the file, so that what is recorded is what is there.
+    ``positions``: column -> byte position of each sample, int64 (n,), 0 for a sample without rows.
     """
+
+    data: NDArray[np.uint8]
+    rows: NDArray[np.int64]
+    positions: dict[str, NDArray[np.int64]]
+
+
+def places(path: Path, fields: Iterable[str]) -> Places:
+    """Where the samples of a finished shard lie: read back from it, so that it is what is there."""
     reader, whole = opened(path)
-    wanted = [(name, reader.schema.get_field_index(name), field.row_bytes) for name, field in fields.items()]
+    columns = [reader.schema.get_field_index(name) for name in fields]
+    rows, positions = [], []
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
-        rows, arrays = batch.num_rows, batch.columns
-        found: dict[str, tuple[int, memoryview]] = {}
-        for name, at, row_bytes in wanted:
-            buffer = arrays[at].buffers()[-1]
-            data = memoryview(buffer)[: rows * row_bytes] if rows else memoryview(b"")
-            found[name] = buffer.address - whole.address if rows else 0, data
-        yield rows, found
-
-
-def locate(
-    path: Path, fields: Mapping[str, Field]
-) -> Iterator[tuple[int, dict[str, int], dict[str, NDArray[np.uint32]]]]:
-    """For each sample of a finished shard: rows, byte position of each column, and its running checksums."""
-    row_bytes = {name: field.row_bytes for name, field in fields.items()}
-    for rows, found in buffers(path, fields):
-        positions = {name: at for name, (at, _) in found.items()}
-        yield (
-            rows,
-            positions,
-            {name: running(data, rows, row_bytes[name]) for name, (_, data) in found.items()},
-        )
+        rows.append(batch.num_rows)
+        first = whole.address if batch.num_rows else None
+        arrays = batch.columns
+        positions.append([arrays[at].buffers()[-1].address - first if first else 0 for at in columns])
+    at = np.array(positions, np.int64).reshape(-1, len(columns))
+    return Places(
+        np.frombuffer(whole, np.uint8),
+        np.array(rows, np.int64),
+        {name: np.ascontiguousarray(at[:, i]) for i, name in enumerate(fields)},
+    )
 
 
 def index_schema(fields: Iterable[str], annotations: Iterable[str] = ()) -> pa.Schema:

@@ -109,6 +109,24 @@ def step_of(rows: int) -> int:
     return max(-(-rows // KEPT), 1)
 
 
+def every(
+    data: NDArray[np.uint8],
+    positions: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    first: NDArray[np.int64],
+    step: int,
+    field: Field,
+) -> NDArray[Any]:
+    """Of samples whose column lies at ``positions`` in ``data`` rows ``first``, ``first + step``, ...
+
+    All int64 (n,). Returns the rows of all samples, one behind the other.
+    """
+    count = np.maximum(-(-(rows - first) // step), 0)
+    found = np.empty((int(count.sum()), field.row_bytes), np.uint8)
+    _every(data, positions + first * field.row_bytes, count, step * field.row_bytes, found)
+    return found.view(field.dtype).reshape(field.shape(len(found)))
+
+
 def _percentiles(values: NDArray[np.float64]) -> tuple[float, float]:
     finite = values[np.isfinite(values)]
     if not len(finite):
@@ -223,3 +241,21 @@ def _moments(values: NDArray[np.float64]) -> NDArray[np.float64]:
         found[0, column], found[1, column], found[2, column] = count, mean, (a + b) + (c + d)
         found[3, column], found[4, column] = low, high
     return found
+
+
+@njit(cache=True, nogil=True)
+def _every(
+    data: NDArray[np.uint8],
+    positions: NDArray[np.int64],
+    count: NDArray[np.int64],
+    stride: int,
+    found: NDArray[np.uint8],
+) -> None:
+    """Copy rows that lie ``stride`` bytes apart, ``count`` of each sample."""
+    row = 0
+    for i in range(len(positions)):
+        for k in range(count[i]):
+            at = positions[i] + k * stride
+            for byte in range(found.shape[1]):
+                found[row, byte] = data[at + byte]
+            row += 1

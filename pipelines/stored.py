@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import shards
-from .checks import chunk_sums
+from .checks import chunk_sums, running_of_samples
 from .manifest import Column, FileDigest
 from .records import Field
 
@@ -47,25 +47,16 @@ def digest_of(path: Path) -> FileDigest:
 
 def stored(path: Path, fields: Mapping[str, Field], digest: FileDigest | None = None) -> Stored:
     """Look through a finished shard: its columns, or one annotation. ``digest``: its own, if it is known."""
-    found = [*shards.locate(path, fields)]
-    return Stored(
-        digest or digest_of(path),
-        np.array([rows for rows, _, _ in found], np.int64),
-        {name: np.array([at[name] for _, at, _ in found], np.int64) for name in fields},
-        {name: _joined([sums[name] for _, _, sums in found]) for name in fields},
-    )
+    data, rows, positions = shards.places(path, fields)
+    sums = {
+        name: running_of_samples(data, positions[name], rows, field.row_bytes)
+        for name, field in fields.items()
+    }
+    return Stored(digest or digest_of(path), rows, positions, sums)
 
 
 def packed(path: Path, fields: Mapping[str, Field], parts: Sequence[Stored]) -> Stored:
     """Look through a shard that was packed of others, whose samples' sums are known."""
-    found = [*shards.buffers(path, fields)]
-    return Stored(
-        digest_of(path),
-        np.array([rows for rows, _ in found], np.int64),
-        {name: np.array([at[name][0] for _, at in found], np.int64) for name in fields},
-        {name: _joined([part.sums[name] for part in parts]) for name in fields},
-    )
-
-
-def _joined(sums: list[NDArray[np.uint32]]) -> NDArray[np.uint32]:
-    return np.concatenate([np.zeros(0, np.uint32), *sums])
+    _, rows, positions = shards.places(path, fields)
+    sums = {name: np.concatenate([part.sums[name] for part in parts]) for name in fields}
+    return Stored(digest_of(path), rows, positions, sums)

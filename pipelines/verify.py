@@ -18,9 +18,7 @@ from .checks import blocks, chunk_sums, damaged_chunks, first_damage
 from .dataset import contents, folder_of, table
 from .manifest import Manifest
 from .records import CHECK_ROWS, Field, sample_id
-
-_Place = tuple[int, dict[str, int], dict[str, NDArray[np.uint32]]]
-"""Of a sample in a shard: its rows, where its columns are, and their checksums."""
+from .stored import Stored, stored
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def verify(path: str | Path, threads: int | None = None) -> list[Problem]:
         checked = [*pool.map(partial(_check_shard, folder, described, not any(found)), held)]
     found += [faults for faults, _ in checked]
     problems += [problem for one in found for problem in one]
-    places = {name: at for name, (_, at) in zip(held, checked, strict=True)}
+    places = {name: at for name, (_, at) in zip(held, checked, strict=True) if at}
     return problems or [*_check_index(folder, described, places)]
 
 
@@ -80,13 +78,13 @@ def _check_file(folder: Path, described: Manifest, name: str, *, tables_whole: b
 
 def _check_shard(
     folder: Path, described: Manifest, tables_whole: bool, name: str
-) -> tuple[list[Problem], list[_Place]]:
+) -> tuple[list[Problem], Stored | None]:
     """The same for a shard, and what lies where in it, if it has none."""
     faults = _check_file(folder, described, name, tables_whole=tables_whole)
     shard = shards.shard_of(name)
     if faults or shard is None:
-        return faults, []
-    return [], [*shards.locate(folder / name, _fields(described, shard[1]))]
+        return faults, None
+    return [], stored(folder / name, _fields(described, shard[1]), described.files[name])
 
 
 def _faults(folder: Path, described: Manifest, name: str, tables_whole: bool) -> Iterator[Problem]:
@@ -160,7 +158,7 @@ class _Where:
         return "between the columns"
 
 
-def _check_index(folder: Path, described: Manifest, places: Mapping[str, list[_Place]]) -> Iterator[Problem]:
+def _check_index(folder: Path, described: Manifest, places: Mapping[str, Stored]) -> Iterator[Problem]:
     """Whether the tables say what the shards hold; only for files that are as they were written."""
     index = table(folder / shards.INDEX)
     about = shards.opened(folder / shards.SAMPLES)[0].get_batch(0).to_pydict()
@@ -181,27 +179,33 @@ def _check_positions(
     annotation: str | None,
     index: dict[str, NDArray[Any]],
     names: list[str],
-    places: Mapping[str, list[_Place]],
+    places: Mapping[str, Stored],
 ) -> Iterator[Problem]:
     """The same for the columns, or for one annotation."""
     fields, sums = _fields(described, annotation), table(folder / shards.checksums_name(annotation))
     own = f"_{annotation}" if annotation else ""
-    known = [(of[0], name) for name in places if (of := shards.shard_of(name)) and of[1] == annotation]
-    found = [(number, *at) for number, name in sorted(known) for at in places[name]]
-    counts = {len(found), len(index["id"]), len(names), described.counts.samples}
+    known = sorted((of[0], name) for name in places if (of := shards.shard_of(name)) and of[1] == annotation)
+    rows = np.concatenate([places[name].rows for _, name in known])
+    shard = np.concatenate([np.full(len(places[name].rows), number) for number, name in known])
+    counts = {len(rows), len(index["id"]), len(names), described.counts.samples}
     if len(counts) > 1:
         yield Problem(shards.INDEX, 0, f"shards, index, samples and {manifest.NAME} count {counts} samples")
         return
-    for row, (shard, rows, positions, checks) in enumerate(found):
-        block = int(index[f"block{own}"][row])
-        wrong = []
-        if (shard, rows) != (index["shard"][row], index[f"rows{own}"][row]):
-            wrong.append("shard or rows")
-        wrong += [f"position of {c}" for c in fields if index[f"pos_{c}"][row] != positions[c]]
-        stored = {c: sums[c][block : block + blocks(rows)] for c in fields}
-        wrong += [f"checksums of {c}" for c in fields if not np.array_equal(stored[c], checks[c])]
-        if wrong:
-            yield _disagreement(names[row], wrong[0])
+    wrong = {"shard or rows": (index["shard"] != shard) | (index[f"rows{own}"] != rows)}
+    count = -(-rows // CHECK_ROWS)
+    begins = np.cumsum(count) - count
+    for name in fields:
+        positions = np.concatenate([places[file].positions[name] for _, file in known])
+        wrong[f"position of {name}"] = index[f"pos_{name}"] != positions
+        found = np.concatenate([places[file].sums[name] for _, file in known])
+        wrong[f"checksums of {name}"] = index[f"block{own}"] != begins
+        if len(found) != len(sums[name]):
+            wrong[f"checksums of {name}"][:] = True
+        else:
+            odd = np.searchsorted(begins, np.flatnonzero(found != sums[name]), "right") - 1
+            wrong[f"checksums of {name}"][odd] = True
+    for row in np.flatnonzero(np.any([*wrong.values()], axis=0)).tolist():
+        yield _disagreement(names[row], next(what for what, rows in wrong.items() if rows[row]))
 
 
 def _disagreement(name: str, what: str) -> Problem:

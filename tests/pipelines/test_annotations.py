@@ -125,13 +125,14 @@ def test_damage_in_an_annotation_is_named_by_who_reads_it(built: Dataset) -> Non
 def test_an_index_that_lies_about_an_annotation_is_found(
     built: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = shards.locate
+    found = shards.places
 
-    def moved(path: Path, fields: Any) -> Any:
-        for rows, positions, sums in found(path, fields):
-            yield rows, {name: at + 2 * (name == "tokens") for name, at in positions.items()}, sums
+    def moved(path: Path, fields: Any) -> shards.Places:
+        data, rows, positions = found(path, fields)
+        moved = {name: at - 2 * (name == "tokens") for name, at in positions.items()}
+        return shards.Places(data, rows, moved)
 
-    monkeypatch.setattr(shards, "locate", moved)
+    monkeypatch.setattr(shards, "places", moved)
     problems = verify(built.path)
     assert len(problems) == len(built)
     assert "position of tokens does not agree" in problems[0].cause
