@@ -212,14 +212,15 @@ def _warn_of_shared_ground(members: Sequence[Member]) -> None:
                 known = boxes[member.source][1]
                 box = np.concatenate([np.minimum(known[:3], box[:3]), np.maximum(known[3:], box[3:])])
             boxes[member.source] = (member.about.split, box)
-    trained = {source: box for source, (split, box) in boxes.items() if split == "train"}
-    pairs = [
-        (source, other)
-        for source, (split, box) in boxes.items()
-        if split != "train"
-        for other, known in trained.items()
-        if np.all(box[:2] < known[3:5]) and np.all(known[:2] < box[3:5])
-    ]
-    if pairs:
-        more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
-        log.warning("%s (evaluated) and %s (trained on) cover common ground%s", *pairs[0], more)
+    trained = [source for source, (split, _) in boxes.items() if split == "train"]
+    known = np.array([boxes[source][1] for source in trained]).reshape(-1, 6)
+    pair, more = None, -1
+    for source, (split, box) in boxes.items():
+        if split != "train":
+            common = ((box[:2] < known[:, 3:5]) & (known[:, :2] < box[3:5])).all(axis=1)
+            if pair is None and common.any():
+                pair = source, trained[int(common.argmax())]
+            more += int(common.sum())
+    if pair is not None:
+        others = f" (and {more} more pairs)" if more else ""
+        log.warning("%s (evaluated) and %s (trained on) cover common ground%s", *pair, others)

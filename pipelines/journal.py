@@ -8,6 +8,7 @@ Sources that could not be made are recorded as well, so that a build that leaves
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -202,6 +203,12 @@ class Journal:
         finals = [path for _, paths in self.paths(part) for path in paths]
         for path, final in zip(temporary, finals, strict=True):
             path.replace(final)
+        for number in itertools.count(len(part.files)):  # of a larger part that was there before
+            left = [path for own, _ in part.owns if (path := self.path(part.source, number, own)).exists()]
+            if not left:
+                break
+            for path in left:
+                path.unlink()
         record = Record(part=part, sha256=_sha256(part))
         _write(self.record(part.source), record.model_dump_json())
         self._bad(part.source).unlink(missing_ok=True)

@@ -15,6 +15,8 @@ from .journal import Journal, PartFile, PartSample, temporary
 from .manifest import Column
 from .stored import Stored, owns, stored
 
+_BUFFERED = 1 << 20
+
 
 class _Sink(NamedTuple):
     """An Arrow file that is being written."""
@@ -114,6 +116,7 @@ class PartWriter:
         self._all.append(shard)
         for own, _, schema in self._owns:
             path = temporary(self._journal.path(self._source, len(self._all) - 1, own))
-            file = pa.OSFile(str(path), "wb")
+            # Each column of a sample would be a call of the system for itself.
+            file = pa.output_stream(str(path), compression=None, buffer_size=_BUFFERED)
             shard.sinks.append(_Sink(path, file, pa.ipc.new_file(file, schema)))
         return shard

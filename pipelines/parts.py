@@ -199,14 +199,13 @@ class _Making:
 
     def _objects(self, scans: Iterable[Scan]) -> Clouds:
         """Many at a time; one at a time where they have annotations."""
-        number, waiting = 0, list[Points]()
-        selected = map(self._selected, scans)
-        for points in selected:
+        number, rows, waiting = 0, 0, list[Points]()
+        for points in map(self._selected, scans):
             waiting.append(points)
-            rows = sum(len(one.xyz) for one in waiting)
+            rows += len(points.xyz)
             if points.annotations or rows >= GROUP_ROWS or len(waiting) >= _TOGETHER:
                 yield self._whole(number, waiting)
-                number, waiting = number + len(waiting), []
+                number, rows, waiting = number + len(waiting), 0, []
         if waiting:
             yield self._whole(number, waiting)
 

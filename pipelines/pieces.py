@@ -110,8 +110,9 @@ def cut(
     elif len(xyz):
         grids = Grids(path, extent(xyz), settings)
         for split, rows in splits.divide(xyz, settings.split, source, listed).items():
-            tile, order, starts = grids.cut(split, xyz if len(rows) == len(xyz) else xyz[rows])
-            yield grids.pieces(split, xyz, tile, rows[order], starts)
+            every = len(rows) == len(xyz)
+            tile, order, starts = grids.cut(split, xyz if every else xyz[rows])
+            yield grids.pieces(split, xyz, tile, order if every else rows[order], starts)
 
 
 class Grids:
@@ -133,14 +134,8 @@ class Grids:
         self, split: str, xyz: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The tiles that hold rows of ``xyz``: number (p,), all their rows, and where each tile's start."""
-        found = [*self.of[split].cut(xyz)]
-        sizes = [len(rows) for _, rows in found]
-        rows = [np.zeros(0, np.int64), *(rows for _, rows in found)]
-        return (
-            np.array([tile for tile, _ in found], np.int64) + self._first[split],
-            np.concatenate(rows),
-            np.cumsum([0, *sizes]),
-        )
+        tile, rows, starts = self.of[split].grouped(xyz)
+        return tile + self._first[split], rows, starts
 
     def enough(self, split: str, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which tiles have rows enough for a sample: of evaluated ones, all that have any."""
@@ -246,7 +241,7 @@ def annotations_of(
 
 def extent(xyz: NDArray[np.float64]) -> Extent:
     """The extent of some rows."""
-    found: Extent = _extents(xyz, np.arange(len(xyz)), np.array([0, len(xyz)]))[0]
+    found: Extent = _extent(xyz)
     return found
 
 
@@ -282,6 +277,20 @@ def _check_extent(path: Path, bounds: Extent, origin: NDArray[np.float64]) -> No
             f"a sample spans {sides} units: float32 coordinates would be off by up to {error:.2g}",
             "cut it with data.tiles",
         )
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _extent(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least and most of all rows: (2, 3), zero without rows."""
+    found = np.zeros((2, 3))
+    for axis in range(3 if len(xyz) else 0):
+        low = high = xyz[0, axis]
+        for row in range(1, len(xyz)):
+            value = xyz[row, axis]
+            low = value if value < low else low
+            high = value if value > high else high
+        found[0, axis], found[1, axis] = low, high
+    return found
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -54,6 +54,9 @@ def repair(path: str | Path, root: Path | None = None, meter: Meter | None = Non
     there = _described(folder)
     damaged = _damaged(folder, there)
     if not damaged:
+        if _aside(folder).exists():  # a call was killed when all was in place
+            with locked(folder.parent):
+                shutil.rmtree(_aside(folder), ignore_errors=True)
         return []
     _check_built(folder, there)
     with locked(folder.parent), _out_of_sight(folder) as (parts, fresh):
@@ -104,10 +107,14 @@ def _check_built(folder: Path, there: Manifest) -> None:
         raise DataError(folder, "was converted, not built from raw files", "convert it again")
 
 
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.repairing")
+
+
 @contextmanager
 def _out_of_sight(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Folders for parts and for files, beside the dataset. Parts that a killed call left are gone on with."""
-    aside = folder.with_name(f"{folder.name}.repairing")
+    aside = _aside(folder)
     parts, fresh = aside / "parts", aside / "dataset"
     shutil.rmtree(fresh, ignore_errors=True)
     try:

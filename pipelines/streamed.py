@@ -55,10 +55,11 @@ def clouds(
         for split in SPLITS:
             tile, sizes = rows.tiles(split)
             wanted = grids.enough(split, sizes)
-            tile, sizes = tile[wanted], sizes[wanted]
-            for first, stop in grouped(sizes):
-                points, order, starts = rows.load(split, tile[first:stop])
-                yield points, [grids.pieces(split, points.xyz, tile[first:stop], order, starts)]
+            for first, stop in grouped(sizes):  # of all tiles: what lies between those wanted is read too
+                own = tile[first:stop][wanted[first:stop]]
+                if len(own):
+                    points, order, starts = rows.load(split, own)
+                    yield points, [grids.pieces(split, points.xyz, own, order, starts)]
 
 
 def _cut(
@@ -142,9 +143,9 @@ class _Spill:
         xyz, *columns = (np.concatenate(found) for found in arrays)
         points = Points(xyz, dict(zip(self._none.columns, columns, strict=True)), 0, 0)
         number = np.concatenate(numbers)
-        order = by_tile(number)
-        ordered = number[order]
-        first, stop = np.searchsorted(ordered, tile), np.searchsorted(ordered, tile, "right")
+        there, order, starts = by_tile(number)
+        place = np.searchsorted(there, tile)
+        first, stop = starts[place], starts[place + 1]
         rows = [order[a:b] for a, b in zip(first.tolist(), stop.tolist(), strict=True)]
         return points, np.concatenate(rows), np.concatenate([[0], np.cumsum(stop - first)])
 

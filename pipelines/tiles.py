@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,16 +104,23 @@ class Grid:
 
     def cut(self, xyz: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Each tile that holds rows of ``xyz``, float64 (n, 3), by number, and the rows, ascending."""
-        if not self._apart:
-            for i, strip in self.x.cut(xyz[:, 0]):
-                for j, rows in self.y.cut(xyz[strip, 1]):
-                    yield i * self.y.count + j, strip[rows]
-            return
-        tile = self.tile(xyz)
-        order = by_tile(tile)
-        starts = [*np.flatnonzero(np.diff(tile[order], prepend=-1)).tolist(), len(order)]
-        for start, stop in itertools.pairwise(starts):
-            yield int(tile[order[start]]), order[start:stop]
+        tile, rows, starts = self.grouped(xyz)
+        yield from zip(tile.tolist(), np.split(rows, starts[1:-1]), strict=True)
+
+    def grouped(
+        self, xyz: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The tiles that hold rows of ``xyz``: number (p,), all their rows, and where those of each start."""
+        if self._apart:
+            return by_tile(self.tile(xyz))
+        found = [
+            (i * self.y.count + j, strip[rows])
+            for i, strip in self.x.cut(xyz[:, 0])
+            for j, rows in self.y.cut(xyz[strip, 1])
+        ]
+        rows = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in found)])
+        starts = np.cumsum([0, *(len(rows) for _, rows in found)])
+        return np.array([tile for tile, _ in found], np.int64), rows, starts
 
     def tile(self, xyz: NDArray[np.float64]) -> NDArray[np.int64]:
         """The tile of each row of ``xyz``, float64 (n, 3), where tiles lie edge to edge: int64 (n,)."""
@@ -132,14 +138,22 @@ class Grid:
         return sum(self.x.edges(i)) / 2, sum(self.y.edges(j)) / 2
 
 
-def by_tile(tile: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows by their tile, those of one tile ascending."""
+def by_tile(
+    tile: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The tiles there are, rising, the rows of each, which rise too, and where the rows of each start."""
     if not len(tile):
-        return np.zeros(0, np.int64)
-    least = tile.min()
-    if tile.max() - least < 1 << 16:  # numbers of 16 bits are counted, not compared
-        return np.argsort((tile - least).astype(np.uint16), kind="stable")
-    return np.argsort(tile, kind="stable")
+        return tile, np.zeros(0, np.int64), np.zeros(1, np.int64)
+    least, most = tile.min(), tile.max()
+    if most - least < 1 << 16:  # numbers of 16 bits are counted, not compared
+        number = (tile - least).astype(np.uint16)
+        rows, counts = np.argsort(number, kind="stable"), np.bincount(number)
+        there = np.flatnonzero(counts)
+        return there + least, rows, np.concatenate([[0], np.cumsum(counts[there])])
+    rows = np.argsort(tile, kind="stable")
+    ordered = tile[rows]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1], [True]]))
+    return ordered[starts[:-1]], rows, starts
 
 
 def grid(path: Path, xyz: NDArray[Any], settings: TileSettings, *, train: bool) -> Grid:
