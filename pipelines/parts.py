@@ -26,8 +26,8 @@ from .prepare.steps import by_row, prepare
 from .raw import Raw
 from .readers import Scan, chunked, rows_of
 from .settings import DataSettings
-from .statistics import Moments
 from .streamed import clouds
+from .tally import Counted
 from .where import condition
 
 log = logging.getLogger(__name__)
@@ -87,9 +87,8 @@ class _Making:
         self._work, self._source, self._meter = work, source, meter
         self._path, self._settings = work.root / source, work.settings
         self._where = condition(work.settings.where, work.settings.classes) if work.settings.where else None
-        self._classes: dict[str, NDArray[np.int64]] = {}
-        self._moments: dict[str, dict[str, Moments]] = {}
-        self._refused = 0
+        self._counted: dict[str, Counted] = {}
+        self._refused = self._boxes = 0
 
     def part(self) -> Finished:
         """Make it and record it."""
@@ -101,10 +100,13 @@ class _Making:
             raise DataError(self._path, "holds no cloud", "leave it out with data.files or data.bad_files")
         columns = _columns(first) if self._work.raw.points else []
         annotations = columns_of_annotations(first.annotations)
-        limit = self._settings.shard_mb << 20
+        for name in {one.name for one in columns} & {one.name for one in annotations}:
+            raise DataError(self._path, f"has a field and an annotation '{name}'", "leave one of them out")
+        limit, boxes = self._settings.shard_mb << 20, 0
         with PartWriter(self._work.journal, self._source, columns, annotations, limit) as writer:
             for points, cuts in itertools.chain([(first, pieces)], clouds):
                 dropped, outside = dropped + points.dropped, outside + points.outside
+                boxes += len(points.annotations.get("boxes", ()))
                 for own in cuts:
                     for group in grouped(np.diff(own.starts)):
                         self._write(writer, points, own.part(*group))
@@ -113,6 +115,8 @@ class _Making:
             if self._stamps() != before:
                 raise DataError(self._path, "changed while it was read", "run it again when it is whole")
             warn_of_dropped(self._path, dropped)
+            if self._boxes < boxes:
+                log.warning("%s: %d of %d boxes lie in no sample", self._path, boxes - self._boxes, boxes)
             if self._refused:
                 log.info("%s: %d samples do not fulfil data.where", self._path, self._refused)
             part = Part(
@@ -128,10 +132,10 @@ class _Making:
                 files=files,
                 figures={
                     split: SplitFigures(
-                        classes=self._classes[split].tolist(),
-                        spreads={name: one.recorded() for name, one in moments.items()},
+                        classes=one.classes.tolist(),
+                        spreads={name: moments.recorded() for name, moments in one.moments.items()},
                     )
-                    for split, moments in self._moments.items()
+                    for split, one in self._counted.items()
                 },
             )
             self._work.journal.finish(part, writer.temporary)
@@ -179,8 +183,11 @@ class _Making:
         scans = chunked(self._path, self._settings.read, _CHUNK_ROWS)
         assert scans is not None
         while True:
-            with self._meter.time("build.read"):
-                scan = next(scans, None)
+            try:
+                with self._meter.time("build.read"):
+                    scan = next(scans, None)
+            except OSError as error:
+                raise _unreadable(self._path, error) from None
             if scan is None:
                 return
             yield self._selected(scan)
@@ -227,7 +234,13 @@ class _Making:
         if not len(pieces):
             return
         with meter.time("build.pack", items=len(pieces)):
-            self._count(pieces, columns if self._work.raw.points else {})
+            if pieces.split not in self._counted:
+                widths = {name: math.prod(values.shape[1:]) for name, values in columns.items()}
+                self._counted[pieces.split] = Counted(
+                    widths if self._work.raw.points else {}, len(self._settings.classes)
+                )
+            starts = pieces.starts[:-1].tolist()
+            self._counted[pieces.split].add(columns if self._work.raw.points else {}, starts)
             labels = columns.get("label") if self._settings.classes else None
         size = sum(values.nbytes for values in columns.values())
         meter.add("build.pack", points_in=len(pieces.rows), points_out=len(pieces.rows), bytes=size)
@@ -237,6 +250,7 @@ class _Making:
         with meter.time("build.write", items=len(pieces)):
             for i, own in zip(range(len(pieces)), annotations, strict=False):
                 begin, end = int(pieces.starts[i]), int(pieces.starts[i + 1])
+                self._boxes += len(own.get("boxes", ()))
                 label = _label(labels[begin:end] if labels is not None else own.get("label"))
                 sample = PartSample(
                     split=pieces.split,
@@ -255,18 +269,6 @@ class _Making:
             return True
         own = slice(pieces.starts[i], pieces.starts[i + 1])
         return self._where.holds(columns["xyz"][own], {name: values[own] for name, values in columns.items()})
-
-    def _count(self, pieces: Pieces, columns: Columns) -> None:
-        split, starts = pieces.split, pieces.starts[:-1].tolist()
-        if split not in self._moments:
-            self._classes[split] = np.zeros(len(self._settings.classes), np.int64)
-            widths = {name: math.prod(values.shape[1:]) for name, values in columns.items()}
-            self._moments[split] = {name: Moments(width) for name, width in widths.items()}
-        if self._settings.classes and columns:
-            label = columns["label"]
-            self._classes[split] += np.bincount(label[label >= 0], minlength=len(self._classes[split]))
-        for name, values in columns.items():
-            self._moments[split][name].add(values, starts)
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from . import shards
 from .manifest import Counts, SplitCounts
 from .members import Member
 from .records import SPLITS, Field
-from .statistics import Moments, described_splits, moments_of
+from .statistics import Moments, described_splits
+
+
+class Counted:
+    """Rows of each class, and moments of columns of some ``widths``."""
+
+    def __init__(self, widths: Mapping[str, int], classes: int) -> None:
+        self.classes = np.zeros(classes, np.int64)
+        self.moments = {name: Moments(width) for name, width in widths.items()}
+
+    def add(self, columns: Mapping[str, NDArray[Any]], starts: Sequence[int] = (0,)) -> None:
+        """Count samples, one behind the other, that begin at the rows ``starts``."""
+        if len(self.classes) and columns:
+            label = columns["label"]
+            self.classes += np.bincount(label[label >= 0], minlength=len(self.classes))
+        for name, moments in self.moments.items():
+            moments.add(columns[name], starts)
 
 
 class Tally:
@@ -25,39 +43,43 @@ class Tally:
         self._samples = Counter(member.about.split for member in members)
         self._rows = rows
         self._described = described_splits(self._samples)
-        self._fields, self._coming = fields, iter(members)
-        self._moments, self._own = moments_of(fields), moments_of(fields)
-        self._source: tuple[str, str] | None = None
+        self._widths, self._number = {name: field.width for name, field in fields.items()}, classes
+        self._coming, self._source = iter(members), ("", "")
+        self._own = self._none()
         self._classes = {split: np.zeros(classes, np.int64) for split in self._samples}
+        self._moments = self._none().moments
+
+    def _none(self) -> Counted:
+        return Counted(self._widths, self._number)
 
     def counted(self, batches: Iterator[pa.RecordBatch], split: str) -> Iterator[pa.RecordBatch]:
         """Pass the batches of one split on, which are those of the next members."""
         for batch in batches:
-            member = next(self._coming)
-            columns = shards.from_batch(batch)
-            if len(self._classes[split]):
-                label = columns["label"]
-                self._classes[split] += np.bincount(label[label >= 0], minlength=len(self._classes[split]))
-            if split in self._described:
-                if (split, member.source) != self._source:
-                    self._merge()
-                    self._source = split, member.source
-                for name, column in columns.items():
-                    self._own[name].add(column)
+            source = split, next(self._coming).source
+            if source != self._source:
+                self._merge()
+                self._source = source
+            self._own.add(shards.from_batch(batch))
             yield batch
 
     def moments(self) -> dict[str, Moments]:
-        """What passed, source by source, as a build counts it."""
+        """Those of what is described, source by source, as a build counts them."""
         self._merge()
         return self._moments
 
     def _merge(self) -> None:
-        for name, own in self._own.items():
-            self._moments[name].merge(own)
-        self._own = moments_of(self._fields)
+        """Count the samples of a source."""
+        split, _ = self._source
+        if split:
+            self._classes[split] += self._own.classes
+        if split in self._described:
+            for name, moments in self._moments.items():
+                moments.merge(self._own.moments[name])
+        self._own = self._none()
 
     def counts(self, classes: Sequence[str], dropped: Mapping[str, int]) -> Counts:
         """What passed; ``dropped``: rows of each split that did not."""
+        self._merge()
         splits = {
             split: SplitCounts(
                 samples=self._samples[split],
