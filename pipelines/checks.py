@@ -37,11 +37,11 @@ def running_of_samples(
     sizes, step = rows * row_bytes, CHECK_ROWS * row_bytes
     if compiled.AVAILABLE:
         return compiled.sums(data, positions, sizes, step)
-    found = []
+    found, view = list[int](), data.data
     for at, size in zip(positions.tolist(), sizes.tolist(), strict=True):
         value = 0
         for start in range(at, at + size, step):
-            value = crc32c(data[start : min(start + step, at + size)], value)
+            value = crc32c(view[start : min(start + step, at + size)], value)
             found.append(value)
     return np.array(found, np.uint32)
 
