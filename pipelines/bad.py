@@ -41,8 +41,10 @@ class BadFiles:
         """
         if self._settings.bad_files == "stop":
             raise error
-        skipped = Skipped(reason=self._reason(source, error), digest=self._work.raw.digest_of_bad(source))
-        if alone and skipped.digest is not None and not isinstance(error, Killed):
+        # One that was killed from outside was not tried: without a digest a build that comes later tells.
+        digest = None if isinstance(error, Killed) else self._work.raw.digest_of_bad(source)
+        skipped = Skipped(reason=self._reason(source, error), digest=digest)
+        if alone and digest is not None:
             self._work.journal.record_bad(source, skipped)
         self._skip(source, skipped, error)
 

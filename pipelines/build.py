@@ -209,7 +209,10 @@ def _check_sources(final: Path, there: Manifest, raw: Raw, names: Sequence[str])
         if raw.digest(name) != digest:
             raise DataError(raw.root / name, f"has changed since {final} was built", fix)
     for name, skipped in there.skipped.items():
-        if raw.digest_of_bad(name) != skipped.digest:
+        digest = raw.digest_of_bad(name)
+        if skipped.digest is None and digest is not None:
+            raise DataError(raw.root / name, f"is not in {final}: {skipped.reason}", fix)
+        if digest != skipped.digest:
             raise DataError(raw.root / name, f"has changed since {final} was built without it", fix)
 
 

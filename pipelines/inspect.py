@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from . import las_unit, oddities, shards
+from . import las_unit, manifest, oddities, shards
 from .dataset import Dataset
 from .made import made_of
 from .readers import SUFFIXES, Scan, Source, opened
@@ -17,6 +17,7 @@ from .records import SPLITS
 from .shown import LAS_CLASSES, classes_of, is_las
 
 _MOST_CLASSES = 100  # more are instances or the like
+_TOLD = 10  # bad files that are listed
 _BAR = 40  # characters of the longest bar of a histogram
 
 
@@ -71,6 +72,12 @@ def _dataset(dataset: Dataset) -> Iterator[str]:
     if made is not None:
         yield f"made         by {made.by} of {', '.join(origin.name for origin in made.of)}"
     yield f"samples      {counts.samples}"
+    if dataset.manifest.skipped:
+        yield f"bad files    {len(dataset.manifest.skipped)} left out, see 'skipped' in {manifest.NAME}:"
+        for name, skipped in [*dataset.manifest.skipped.items()][:_TOLD]:
+            yield f"             {name}: {skipped.reason}"
+        if len(dataset.manifest.skipped) > _TOLD:
+            yield f"             and {len(dataset.manifest.skipped) - _TOLD} more"
     if dataset.schema:
         yield f"points       {counts.points} (rows a sample: {_spread(dataset.rows)})"
         yield f"left out     {counts.dropped} rows not finite, {counts.outside} outside data.bounds"

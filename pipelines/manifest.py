@@ -103,7 +103,7 @@ class SourceDigest(Model):
 
 
 class Skipped(Model):
-    """Why a raw file was left out, and what it was then; no digest where it could not be read."""
+    """Why a raw file was left out, and what it was then; no digest where it was not tried."""
 
     reason: str
     digest: SourceDigest | None

@@ -22,12 +22,15 @@ from tamis.metrics import BUILD, FIGURES, Meter
 from tamis.pipelines import engine, spawn
 from tamis.pipelines.bad import BadFiles, Killed
 from tamis.pipelines.build import DataSettings, build
+from tamis.pipelines.inspect import inspect
 from tamis.pipelines.journal import Finished, Journal
 from tamis.pipelines.parts import Work
 from tamis.pipelines.progress import Progress
 from tamis.pipelines.splits import HashSplit
+from tamis.pipelines.user_messages import message
 from tamis.pipelines.verify import verify
 from tamis.pipelines.watched import watched
+from tamis.pipelines.worker import plain
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -186,6 +189,27 @@ def test_a_reader_that_dies_takes_only_its_worker_with_it(
     assert verify(dataset.path) == []
 
 
+def test_an_end_that_a_reader_finds_is_not_that_of_the_parent(settings: DataSettings, tmp_path: Path) -> None:
+    """A worker that a library's EOFError ends says so, and not that all is well."""
+    program = """
+import os
+from tamis.pipelines import worker
+
+def broken(*_):
+    raise EOFError("the library's own file is cut")
+
+worker.made = broken
+worker.main(os.getppid())
+"""
+    work = Work(tmp_path, settings, {}, Journal(tmp_path, "x"))
+    asked = b"".join([*message(plain(work)), *message("a.npy")])
+    done = subprocess.run([sys.executable, "-c", program], input=asked, capture_output=True)
+    assert done.returncode == 1
+    assert b"EOFError: the library's own file is cut" in done.stderr
+    done = subprocess.run([sys.executable, "-c", program], input=asked[:-1], capture_output=True, check=True)
+    assert done.stderr == b""
+
+
 def test_workers_that_do_not_start_are_told(
     settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +334,25 @@ def test_only_what_cannot_have_come_from_outside_is_recorded_as_bad(
     assert [*BadFiles(stops).untried(["b.npy"])] == ["b.npy"]
     (raw / "b.npy").write_bytes(b"other")
     assert [*BadFiles(work).untried(["b.npy"])] == ["b.npy"]
+
+
+def test_a_file_whose_reader_was_killed_from_outside_is_not_forgotten(
+    settings: DataSettings, tmp_path: Path, raw: Path, deadly: Callable[..., Path]
+) -> None:
+    """As by a system without memory left: the next build says so, and ``update`` tries it again."""
+    path = deadly("9", 300_000)
+    skip = changed(settings, workers=2, bad_files="skip")
+    dataset = build(skip, tmp_path / "run")
+    assert dataset.manifest.skipped["9.las"].digest is None
+    assert "9.las: the process that read it was killed by SIGKILL" in inspect(dataset.path)
+    with pytest.raises(DataError, match=r"9\.las: is not in .*killed by SIGKILL; .*--update"):
+        build(skip, tmp_path / "run")
+    path.unlink()
+    np.save(raw / "9.npy", np.load(raw / "a.npy"))
+    (raw / "9.npy").rename(path)
+    updated = build(skip, tmp_path / "run", update=True)
+    assert "9.las" in updated.manifest.sources
+    assert verify(updated.path) == []
 
 
 def started(settings: DataSettings, out: Path) -> subprocess.Popen[str]:
