@@ -314,7 +314,12 @@ def columns_of(dataset: Dataset, columns: Sequence[str] | None) -> list[str]:
             raise UsageError("loader.columns", cause, "name the columns you need without it")
         if not np.array_equal(dataset.rows_of(name), dataset.rows_of(names[0])):
             cause = f"'{names[0]}' and '{name}' have different numbers of rows"
-            raise UsageError("loader.columns", cause, "open a loader for each")
+            equal = [one for one in names if np.array_equal(dataset.rows_of(one), dataset.rows_of(names[0]))]
+            beside = [one for one in names if one not in equal]
+            raise UsageError("loader.columns", cause, f"use columns={equal}, annotations={beside}")
+    if not names and dataset.annotations:
+        cause = f"names none, and {dataset.path} has no points"
+        raise UsageError("loader.columns", cause, f"name some of {', '.join(dataset.annotations)}")
     if not names:
         raise DataError(dataset.path, "has no columns", "build it again")
     return names

@@ -26,14 +26,18 @@ def odd(path: Path, part: Part, other: Part) -> DataError | None:
     ours, theirs = (
         {column.name: column for column in [*one.columns, *one.annotations]} for one in (part, other)
     )
-    fix = "list the fields that all files have in data.fields"
+    loose = {column.name for one in (part, other) for column in one.annotations}
     for name in sorted(ours.keys() ^ theirs.keys()):
         lacks = f"has no field '{name}', {other.source} has it"
         has = f"has a field '{name}', {other.source} has no field of that name"
+        fix = "list the fields that all files have in data.fields"
+        fix = "give the annotation in all files, or in none" if name in loose else fix
         return DataError(path, lacks if name in theirs else has, fix)
     for name, column in ours.items():
         if column != theirs[name]:
             ours_text, theirs_text = (f"{c.dtype} x {c.width}" for c in (column, theirs[name]))
+            fix = "leave it out of data.fields (the label is read all the same), or bring the files to one type"
+            fix = "bring the files to one type" if name in loose else fix
             return DataError(path, f"field '{name}' is {ours_text}, in {other.source} {theirs_text}", fix)
     return None
 

@@ -40,7 +40,7 @@ _SHAPES = {
     "box_class": "(boxes,)",
     "box_instance": "(boxes,)",
     "box_velocity": "(boxes, 2) or (boxes, 3)",
-    "pose": "(1, 16)",
+    "pose": "(1, 16) or (4, 4)",
     "label": "(1,)",
 }
 _WIDTHS = {"boxes": (7,), "box_velocity": (2, 3), "pose": (16,)}
@@ -221,6 +221,8 @@ def _checked(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
         if values.dtype != np.uint8 or values.ndim != 1:
             raise _shape(path, name, values, "uint8 (bytes,)")
         return np.ascontiguousarray(values)
+    if name == "pose" and values.shape == (4, 4):
+        values = values.reshape(1, 16)
     whole, widths = _TYPES[name].kind == "i", _WIDTHS.get(name)
     wanted = f"{'integers' if whole else 'floats'} {_SHAPES[name]}"
     fits = values.ndim == 1 if widths is None else values.ndim == 2 and values.shape[1] in widths

@@ -32,6 +32,7 @@ from .settings import DataSettings
 from .splits import BlocksSplit
 from .statistics import Moments, described_splits, moments_of
 from .stored import Own, Stored, packed
+from .tally import by_label
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,7 @@ def assemble(
         for number, sample in enumerate(piece.file.samples)
     ]
     if not members:
-        fix = "lower data.tiles.min_points or widen data.bounds"
-        raise DataError(folder.parent, "no sample came out", fix)
+        raise DataError(folder.parent, "no sample came out", _of_nothing(settings))
     objects = {one.part.source for one in parts if one.part.objects}
     warn_of_empty_splits({member.about.split for member in members}, settings)
     if settings.split is not None and not isinstance(settings.split, BlocksSplit):
@@ -102,6 +102,17 @@ def assemble(
         skipped=skipped,
     )
     finish(folder, about(members), layout, described, settings, known)
+
+
+def _of_nothing(settings: DataSettings) -> str:
+    """What to do where no sample came out: the keys that can leave out all, of those that are set."""
+    steps = {
+        "lower data.tiles.min_points": settings.tiles,
+        "widen data.bounds": settings.bounds,
+        "look at data.prepare": settings.prepare,
+        "loosen data.where": settings.where,
+    }
+    return " or ".join(step for step, key in steps.items() if key) or "see whether the files hold points"
 
 
 def _pieces(parts: Sequence[Finished], journal: Journal) -> Iterator[_Piece]:
@@ -156,17 +167,21 @@ def _counts(
             continue
         figures = [one.part.figures[split] for one in parts if split in one.part.figures]
         classes = [sum(counts) for counts in zip(*(one.classes for one in figures), strict=True)]
-        points = sum(sample.rows for piece in own for sample in piece.file.samples)
+        samples = [sample for piece in own for sample in piece.file.samples]
+        points = counted = sum(sample.rows for sample in samples)
+        if not parts[0].part.columns:  # of samples without points each is counted, by its own label
+            labels, counted = (sample.label for sample in samples), len(samples)
+            classes = by_label(labels, len(settings.classes)).tolist()
         annotations = Counter[str]()
         for piece in own:
             for (name, _), one in zip(piece.part.owns, piece.stored, strict=True):
                 if name is not None:
                     annotations[name] += int(one.rows.sum())
         splits[split] = SplitCounts(
-            samples=sum(len(piece.file.samples) for piece in own),
+            samples=len(samples),
             points=points,
             classes=dict(zip(settings.classes, classes, strict=True)),
-            ignored=points - sum(classes) if settings.classes else 0,
+            ignored=counted - sum(classes) if settings.classes else 0,
             dropped=dropped[split],
             annotations=dict(annotations),
         )

@@ -209,10 +209,10 @@ def _check_sources(final: Path, there: Manifest, raw: Raw, names: Sequence[str])
         if raw.digest(name) != digest:
             raise DataError(raw.root / name, f"has changed since {final} was built", fix)
     for name, skipped in there.skipped.items():
-        digest = raw.digest_of_bad(name)
-        if skipped.digest is None and digest is not None:
+        now = raw.digest_of_bad(name)
+        if skipped.digest is None and now is not None:
             raise DataError(raw.root / name, f"is not in {final}: {skipped.reason}", fix)
-        if digest != skipped.digest:
+        if now != skipped.digest:
             raise DataError(raw.root / name, f"has changed since {final} was built without it", fix)
 
 

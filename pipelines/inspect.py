@@ -106,7 +106,7 @@ def _dataset(dataset: Dataset) -> Iterator[str]:
         splits = counts.splits.values()
         total = [(name, sum(one.classes[name] for one in splits)) for name in dataset.classes]
         total.append(("ignored", sum(one.ignored for one in splits)))
-        yield from _histogram("class", total)
+        yield from _histogram("class", total, "rows" if dataset.schema else "samples")
         yield ""
     if dataset.annotations:
         described = [(name, _type(f.dtype, f.width), f.kind) for name, f in dataset.annotations.items()]
@@ -196,11 +196,11 @@ def _odd(lines: Sequence[str]) -> Iterator[str]:
         yield from (f"- {line}" for line in lines)
 
 
-def _histogram(what: str, counts: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """Rows by class, with their share and a bar."""
+def _histogram(what: str, counts: Sequence[tuple[str, int]], unit: str = "rows") -> Iterator[str]:
+    """Rows or samples by class, with their share and a bar."""
     total, most = max(sum(n for _, n in counts), 1), max((n for _, n in counts), default=0) or 1
     rows = [(name, n, f"{n / total:.1%}", "#" * -(-n * _BAR // most)) for name, n in counts]
-    yield from _table((what, "rows", "share", ""), rows)
+    yield from _table((what, unit, "share", ""), rows)
 
 
 def _unit(unit: las_unit.Unit | None) -> str:

@@ -60,7 +60,8 @@ class Figures(Model):
 
 
 class SplitCounts(Model):
-    """What one split holds; ``classes`` counts rows by class name, ``ignored`` those of no class.
+    """What one split holds; ``classes`` counts rows by class name, ``ignored`` those of no class;
+    both count samples where those have no points.
 
     ``dropped`` counts rows of its files that were not finite; 0 where splits are blocks of ground, as such a
     row is in no block. ``annotations``: the rows of each.

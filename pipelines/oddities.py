@@ -238,28 +238,29 @@ def _classes(dataset: Dataset) -> Iterator[str]:
     counts = dataset.manifest.counts.splits
     if not dataset.classes or not counts:
         return
+    row = "row" if dataset.schema else "sample"
     total = {name: sum(one.classes.get(name, 0) for one in counts.values()) for name in dataset.classes}
     if none := [name for name, count in total.items() if not count]:
         yield (
-            f"no row is of class {_listed(none)}: its codes are not in these files; correct data.classes, "
+            f"no {row} is of class {_listed(none)}: its codes are not in these files; correct data.classes, "
             "or leave it out, as it takes a place in the model"
         )
     train = counts["train"].classes if "train" in counts else total
     if unseen := [name for name, count in total.items() if count and not train.get(name)]:
         yield (
-            f"no row of class {_listed(unseen)} is in train: it cannot be learned; choose data.split "
+            f"no {row} of class {_listed(unseen)} is in train: it cannot be learned; choose data.split "
             "otherwise"
         )
     labelled, ignored = sum(total.values()), sum(one.ignored for one in counts.values())
     rare = [name for name in dataset.classes if 0 < train.get(name, 0) < _RARE * sum(train.values())]
     if rare:
         yield (
-            f"less than {_RARE:.1%} of the rows of train are of class {_listed(rare)}: a plain loss passes "
+            f"less than {_RARE:.1%} of the {row}s of train are of class {_listed(rare)}: a plain loss passes "
             "over it; weigh the classes, or merge it with another"
         )
     if ignored > labelled:
         yield (
-            f"{_share(ignored, ignored + labelled)} of rows are of no class and ignored: their codes are "
+            f"{_share(ignored, ignored + labelled)} of {row}s are of no class and ignored: their codes are "
             "not in data.classes; list them there if they mean something"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,15 @@ from .manifest import Counts, SplitCounts
 from .members import Member
 from .records import SPLITS, Field
 from .statistics import Moments, described_splits
+
+
+def by_label(labels: Iterable[int], classes: int) -> NDArray[np.int64]:
+    """How many samples are of each class, int64 (classes,), -1 of none: those without points count so."""
+    found = np.zeros(classes, np.int64)
+    for label in labels:
+        if 0 <= label < classes:
+            found[label] += 1
+    return found
 
 
 class Counted:
@@ -47,6 +56,10 @@ class Tally:
         self._coming, self._source = iter(members), ("", "")
         self._own = self._none()
         self._classes = {split: np.zeros(classes, np.int64) for split in self._samples}
+        if not fields:  # no row of points passes
+            for split in self._samples:
+                own = (member.about.label for member in members if member.about.split == split)
+                self._classes[split] = by_label(own, classes)
         self._moments = self._none().moments
 
     def _none(self) -> Counted:
@@ -67,6 +80,10 @@ class Tally:
         self._merge()
         return self._moments
 
+    def _of(self, split: str) -> int:
+        """What classes count: rows, or samples where there are no points."""
+        return self._rows[split] if self._widths else self._samples[split]
+
     def _merge(self) -> None:
         """Count the samples of a source."""
         split, _ = self._source
@@ -85,7 +102,7 @@ class Tally:
                 samples=self._samples[split],
                 points=self._rows[split],
                 classes=dict(zip(classes, self._classes[split].tolist(), strict=True)),
-                ignored=self._rows[split] - int(self._classes[split].sum()) if classes else 0,
+                ignored=self._of(split) - int(self._classes[split].sum()) if classes else 0,
                 dropped=dropped.get(split, 0),
             )
             for split in SPLITS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ class Grid:
     def cut(self, xyz: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Each tile that holds rows of ``xyz``, float64 (n, 3), by number, and the rows, ascending."""
         tile, rows, starts = self.grouped(xyz)
-        yield from zip(tile.tolist(), np.split(rows, starts[1:-1]), strict=True)
+        for number, (start, stop) in zip(tile.tolist(), itertools.pairwise(starts.tolist()), strict=True):
+            yield number, rows[start:stop]
 
     def grouped(
         self, xyz: NDArray[np.float64]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,10 @@ from .parts import Work, stopped
 from .settings import DataSettings
 from .user_messages import filled, message, received, sent
 from .user_worker import die_with, take_pipes
+
+
+class _ParentGone(Exception):
+    """Nothing more will be asked for. What a reader raises, EOFError among it, is not this."""
 
 
 def plain(work: Work) -> dict[str, Any]:
@@ -46,7 +49,12 @@ def main(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     requests, replies = take_pipes()
 
-    fill = partial(filled, requests)
+    def fill(room: memoryview) -> None:
+        try:
+            filled(requests, room)
+        except EOFError:
+            raise _ParentGone from None
+
     try:
         sent(replies, message(None))
         about, _ = received(fill)
@@ -63,7 +71,7 @@ def main(parent: int) -> None:
             reply, arrays = made(work, source, meter)
             reply |= {"source": source, "logged": logged.taken()}
             sent(replies, message(reply, {**arrays, "figures": meter.table}))
-    except (EOFError, BrokenPipeError):  # the parent has gone
+    except (_ParentGone, BrokenPipeError):
         return
 
 

@@ -14,7 +14,14 @@ from .layout import PLAIN, Layout, constant, names, numbered, with_fields
 
 
 def _find(root: Path) -> dict[str, str]:
-    return {name: name.split("/")[1] for name in names(root, "*/train/*.off") + names(root, "*/test/*.off")}
+    found = names(root, "*/train/*.off") + names(root, "*/test/*.off")
+    held = {name.split("/")[0] for name in found}
+    for kind in _kinds(root):
+        if kind not in held:
+            raise DataError(
+                root / kind, "holds no mesh *.off in train or test", "complete the download, or remove it"
+            )
+    return {name: name.split("/")[1] for name in found}
 
 
 def _files(root: Path, name: str) -> tuple[Path, ...]:

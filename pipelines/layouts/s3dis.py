@@ -1,7 +1,7 @@
 """S3DIS (Armeni et al. 2016): ``Area_5/office_1/office_1.txt`` and its parts ``Annotations/chair_3.txt``.
 
 The parts hold all points of a room again, each with x, y, z, r, g, b; they say what it is, so the room is
-read from them. ``instance`` counts the parts in the order of their names. Area 5 is evaluated, as is usual.
+read from them; the room's own file must be there all the same, as its name is the scan's. ``instance`` counts the parts in the order of their names. Area 5 is evaluated, as is usual.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..readers import ReadSettings, Scan, read
-from .layout import Layout, constant, names, numbered
+from .layout import Layout, constant, must_exist, names, numbered
 
 _CLASSES = (
     "ceiling",
@@ -36,6 +36,9 @@ _COLUMNS = ReadSettings(columns=["x", "y", "z", "red", "green", "blue"])
 
 def _find(root: Path) -> dict[str, str]:
     rooms = [name for name in names(root, "Area_*/*/*.txt") if Path(name).stem == Path(name).parent.name]
+    for folder in sorted(root.glob("Area_*/*/Annotations")):
+        room = folder.parent
+        must_exist(room / f"{room.name}.txt", f"{room.name} has {folder.name}, but not the file of the room")
     return {name: "test" if name.startswith("Area_5/") else "train" for name in rooms}
 
 

@@ -6,6 +6,7 @@ benchmark's lists ``scannetv2_train.txt``, ``_val.txt`` and ``_test.txt`` lie at
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..readers import Scan, read
-from .layout import PLAIN, Layout, constant, lines, must_exist, one_a_row, with_fields, with_labels
+from .layout import PLAIN, Layout, constant, lines, must_exist, names, one_a_row, with_fields, with_labels
 
 _CLASSES = {
     "wall": [1],
@@ -39,6 +40,8 @@ _CLASSES = {
 }
 _SPLITS = ("train", "val", "test")
 
+log = logging.getLogger(__name__)
+
 
 def _find(root: Path) -> dict[str, str]:
     found = {}
@@ -51,6 +54,9 @@ def _find(root: Path) -> dict[str, str]:
             name = f"{folder}/{scene}/{scene}_vh_clean_2.ply"
             must_exist(root / name, f"{listed.name} lists it")
             found[name] = split
+    if left := [name for name in names(root, "scans*/*/*_vh_clean_2.ply") if name not in found]:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        log.warning("%s: left out %s%s, which no list scannetv2_*.txt names", root, left[0], more)
     return found
 
 

@@ -11,6 +11,7 @@ have.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,13 +46,30 @@ _CLASSES = {
 }
 _VALIDATES, _FIRST_OF_TEST = 8, 11
 
+log = logging.getLogger(__name__)
+
 
 def _find(root: Path) -> dict[str, str]:
     found = {}
     for name in names(root, "sequences/[0-9][0-9]/velodyne/*.bin"):
         sequence = int(name.split("/")[1])
         found[name] = "test" if sequence >= _FIRST_OF_TEST else "val" if sequence == _VALIDATES else "train"
+    _check_all_there(root, found)
     return found
+
+
+def _check_all_there(root: Path, found: Mapping[str, str]) -> None:
+    """Labels come in an archive of their own: those without a scan tell that scans are missing."""
+    sequences = {name.split("/")[1] for name in found}
+    without = set()
+    for name in names(root, "sequences/[0-9][0-9]/labels/*.label"):
+        scan, sequence = name.replace("/labels/", "/velodyne/").replace(".label", ".bin"), name.split("/")[1]
+        if sequence not in sequences:
+            without.add(sequence)
+        elif scan not in found:
+            raise DataError(root / scan, f"is missing: the scan of {name}", "complete the download")
+    if without:
+        log.warning("%s: left out sequences %s: no scan in velodyne", root, ", ".join(sorted(without)))
 
 
 def _labels(root: Path, name: str) -> Path | None:

@@ -7,6 +7,7 @@ the same with val and test, list the objects of each split. Parts are numbered o
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..readers import ReadSettings, Scan, read
-from .layout import Layout, lines, must_exist
+from .layout import Layout, lines, must_exist, names
 
 _PARTS = {
     "Airplane": range(4),
@@ -37,6 +38,8 @@ _PARTS = {
 _COLUMNS = ReadSettings(columns=["x", "y", "z", "nx", "ny", "nz", "part"])
 _SPLITS = ("train", "val", "test")
 
+log = logging.getLogger(__name__)
+
 
 def _find(root: Path) -> dict[str, str]:
     found = {}
@@ -52,6 +55,9 @@ def _find(root: Path) -> dict[str, str]:
         for one in objects:
             must_exist(root / f"{one}.txt", f"{path.name} lists it")
             found[f"{one}.txt"] = split
+    if left := [name for name in names(root, "[0-9]*/*.txt") if name not in found]:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        log.warning("%s: left out %s%s, which no list of train_test_split names", root, left[0], more)
     return found
 
 

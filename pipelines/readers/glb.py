@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import struct
@@ -41,6 +42,10 @@ _LARGEST = 1 << 27
 """Vertices and corners of faces together: a few bytes may place a mesh any number of times."""
 
 
+Buffers = list[bytes | None]
+"""The bytes of each buffer, None of one outside of the file."""
+
+
 class _Wrong(Exception):
     """What a file has that it may not have."""
 
@@ -59,7 +64,8 @@ def read(path: Path, settings: ReadSettings) -> Scan:
     content, binary = _parts(path, data)
     left: set[str] = set()
     try:
-        mesh = _mesh(json.loads(content), binary, left)
+        scene = json.loads(content)
+        mesh = _mesh(scene, _buffers(scene, binary), left)
     except _Wrong as wrong:
         raise DataError(
             path, str(wrong), "export it again, with its buffers inside and uncompressed"
@@ -99,7 +105,27 @@ def _parts(path: Path, data: bytes) -> tuple[bytes, bytes]:
     return chunks[0][1], binary
 
 
-def _mesh(scene: Any, binary: bytes, left: set[str]) -> Mesh:
+def _buffers(scene: Any, binary: bytes) -> Buffers:
+    """The binary chunk, which is the first buffer if that has no URI, and what stands in ``data:`` URIs."""
+    found: Buffers = []
+    for number, buffer in enumerate(scene.get("buffers", [])):
+        head, comma, text = buffer["uri"].partition(",") if "uri" in buffer else ("", "", "")
+        if "uri" not in buffer:
+            found.append(None if number else binary)
+        elif not (comma and head.startswith("data:") and head.endswith(";base64")):
+            found.append(None)
+        else:
+            try:
+                data = base64.b64decode(text, validate=True)
+            except ValueError as error:
+                raise _Wrong(f"the URI of buffer {number} is no base64 ({error})") from None
+            if len(data) < (length := _natural(buffer, "byteLength")):
+                raise _Wrong(f"the URI of buffer {number} holds {len(data)} bytes of {length}")
+            found.append(data)
+    return found
+
+
+def _mesh(scene: Any, buffers: Buffers, left: set[str]) -> Mesh:
     for name in scene.get("extensionsRequired", []):
         if not name.startswith(_HARMLESS):
             raise _Wrong(f"needs the extension {name}, which is not read")
@@ -112,8 +138,8 @@ def _mesh(scene: Any, binary: bytes, left: set[str]) -> Mesh:
             if "POSITION" not in attributes:
                 continue
             with np.errstate(invalid="ignore"):  # of signalling NaN
-                xyz = _accessor(scene, binary, attributes["POSITION"], "VEC3").astype(np.float64)
-            own = _triangles(scene, binary, primitive, len(xyz), left)
+                xyz = _accessor(scene, buffers, attributes["POSITION"], "VEC3").astype(np.float64)
+            own = _triangles(scene, buffers, primitive, len(xyz), left)
             size += len(xyz) + own.size
             if size > _LARGEST:
                 raise _Wrong(f"its nodes place more than {_LARGEST} vertices")
@@ -169,7 +195,7 @@ def _matrix(node: Any) -> NDArray[np.float64]:
     return matrix
 
 
-def _triangles(scene: Any, binary: bytes, primitive: Any, n: int, left: set[str]) -> NDArray[np.int64]:
+def _triangles(scene: Any, buffers: Buffers, primitive: Any, n: int, left: set[str]) -> NDArray[np.int64]:
     """The rows of the vertices of each triangle, (m, 3); none of points and lines."""
     mode = primitive.get("mode", _TRIANGLES)
     if mode not in range(_FAN + 1):
@@ -178,7 +204,7 @@ def _triangles(scene: Any, binary: bytes, primitive: Any, n: int, left: set[str]
         left.add("lines" if mode else _POINTS)
         return np.empty((0, 3), np.int64)
     if "indices" in primitive:
-        rows = _accessor(scene, binary, primitive["indices"], "SCALAR")[:, 0]
+        rows = _accessor(scene, buffers, primitive["indices"], "SCALAR")[:, 0]
         if rows.dtype.kind != "u":
             raise _Wrong(f"accessor {primitive['indices']} has indices of type {rows.dtype}")
         rows = rows.astype(np.int64)
@@ -197,7 +223,7 @@ def _triangles(scene: Any, binary: bytes, primitive: Any, n: int, left: set[str]
     return rows[np.stack([each, each + 1 + odd, each + 2 - odd], axis=1)]
 
 
-def _accessor(scene: Any, binary: bytes, number: Any, wanted: str) -> NDArray[Any]:
+def _accessor(scene: Any, buffers: Buffers, number: Any, wanted: str) -> NDArray[Any]:
     """The values of an accessor, (n, w), integers that are said to be normalised as floats."""
     accessor = _item(scene["accessors"], number, "accessor")
     if "sparse" in accessor or "bufferView" not in accessor:
@@ -206,19 +232,20 @@ def _accessor(scene: Any, binary: bytes, number: Any, wanted: str) -> NDArray[An
         found = f"{accessor['type']} {accessor['componentType']}"
         raise _Wrong(f"accessor {number} has type {found[:40]}, not {wanted} of a known kind")
     view = _item(scene["bufferViews"], accessor["bufferView"], "bufferView")
-    if view["buffer"] != 0 or "uri" in _item(scene["buffers"], 0, "buffer"):
+    data = _item(buffers, view["buffer"], "buffer")
+    if data is None:
         raise _Wrong(f"the buffer of accessor {number} is outside of the file")
     kind, width = np.dtype(_TYPES[accessor["componentType"]]), _WIDTHS[wanted]
     start, inner = _natural(view, "byteOffset"), _natural(accessor, "byteOffset")
     length, count = _natural(view, "byteLength"), _natural(accessor, "count")
     stride = _natural(view, "byteStride") or kind.itemsize * width
     needs = inner + (count - 1) * stride + kind.itemsize * width if count else 0
-    if start + length > len(binary) or needs > length or stride < kind.itemsize * width:
+    if start + length > len(data) or needs > length or stride < kind.itemsize * width:
         cause = f"accessor {number} takes {needs} bytes of a view of {length} at {start}"
-        raise _Wrong(f"{cause}, the binary chunk has {len(binary)}")
+        raise _Wrong(f"{cause}, the buffer has {len(data)}")
     if not count:
         return np.empty((0, width), kind)
-    values = np.ndarray((count, width), kind, binary, start + inner, (stride, kind.itemsize))
+    values = np.ndarray((count, width), kind, data, start + inner, (stride, kind.itemsize))
     if accessor.get("normalized") and kind.kind in "iu":
         return np.maximum(values / np.iinfo(kind).max, -1.0)
     return values

@@ -364,6 +364,17 @@ def test_an_update_redoes_what_has_changed_alone(
     assert updated() == 2
 
 
+def test_an_update_with_a_smaller_file_leaves_none_of_its_shards(
+    settings: DataSettings, tmp_path: Path, raw: Path, scan_writer: Any, digests: Digests
+) -> None:
+    scan_writer(raw / "b.npy", 60_000, seed=1)  # some shards of 1 MB
+    build(settings, tmp_path / "run", update=True)
+    scan_writer(raw / "b.npy", 900, seed=1)
+    build(settings, tmp_path / "run", update=True)
+    build(settings, tmp_path / "new", update=True)
+    assert digests(tmp_path / "run") == digests(tmp_path / "new")
+
+
 def test_an_update_that_is_cut_at_its_worst_moment_goes_on(
     settings: DataSettings, tmp_path: Path, raw: Path, digests: Digests
 ) -> None:

@@ -19,9 +19,13 @@ from hypothesis import strategies as st
 from tamis.config import check
 from tamis.errors import DataError
 from tamis.pipelines.build import build
+from tamis.pipelines.convert import convert
+from tamis.pipelines.dataset import Dataset
+from tamis.pipelines.inspect import inspect
 from tamis.pipelines.layouts import LAYOUTS, image_folder
 from tamis.pipelines.layouts.images import check_image
 from tamis.pipelines.settings import DataSettings
+from tamis.pipelines.subset import subset
 from tamis.pipelines.verify import verify
 
 PIL_Image = pytest.importorskip("PIL.Image", reason="matplotlib brings Pillow, which writes the images")
@@ -251,3 +255,26 @@ def test_a_folder_of_images_is_built(tmp_path: Path, workers: int) -> None:
     (skipped,) = dataset.manifest.skipped.items()
     assert skipped[0] == "train/cat/4.png"
     assert "is cut: it ends at offset" in skipped[1].reason
+
+
+def test_images_are_counted_by_their_class(tmp_path: Path) -> None:
+    root = tmp_path / "raw"
+    for number, name in enumerate(("train/dog/1", "train/cat/2", "train/dog/3", "val/dog/4", "val/cow/5")):
+        write(root / f"{name}.png", encoded("PNG", number))
+    keys = {"root": str(root), "layout": "image_folder", "classes": {"cat": [0], "dog": [2], "ox": [9]}}
+    dataset = build(check(keys, DataSettings, where="data"), tmp_path / "built")
+    counts = dataset.manifest.counts
+    assert counts.splits["train"].classes == {"cat": 1, "dog": 2, "ox": 0}
+    assert (counts.splits["train"].ignored, counts.splits["val"].ignored) == (0, 1)
+    assert counts.splits["val"].classes == {"cat": 0, "dog": 1, "ox": 0}
+    told = inspect(dataset.path)
+    assert "class    samples  share" in told
+    assert "no sample is of class ox: its codes" in told
+    assert "cat" not in told.partition("worth knowing")[2]
+    assert subset(dataset.path, tmp_path / "all", sources=["**/*.png"]).manifest.counts == counts
+    assert subset(dataset.path, tmp_path / "val", split="val").manifest.counts.splits == {
+        "val": counts.splits["val"]
+    }
+    convert(dataset.path, tmp_path / "tars")
+    convert(tmp_path / "tars", tmp_path / "back")
+    assert Dataset(tmp_path / "back").manifest.counts == counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -226,3 +227,49 @@ def test_parts_are_numbered_over_all_categories(tmp_path: Path) -> None:
     write(tmp_path / "synsetoffset2category.txt", "Boat 02691156\n")
     with pytest.raises(DataError, match="line 1 has 'Boat 02691156'"):
         layout.read(tmp_path, "02691156/1a04.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "says"),
+    [
+        (
+            "s3dis",
+            "Area_1/office_1/office_1.txt",
+            r"Area_1/office_1/office_1\.txt: is missing: office_1 has Anno",
+        ),
+        ("modelnet", "sofa/train/sofa_0001.off", r"sofa: holds no mesh \*\.off in train or test"),
+        ("scannet", "scans/scene0001_00/scene0001_00_vh_clean_2.ply", "scannetv2_val.txt lists it"),
+        ("shapenet_part", "03797390/ff00.txt", "shuffled_val_file_list.json lists it"),
+    ],
+)
+def test_no_scan_is_missed_in_silence(tmp_path: Path, name: Name, gone: str, says: str) -> None:
+    TREES[name](tmp_path)
+    LAYOUTS[name].find(tmp_path)
+    (tmp_path / gone).unlink()
+    with pytest.raises(DataError, match=says):
+        LAYOUTS[name].find(tmp_path)
+
+
+def test_labels_without_their_scan_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kitti(tmp_path)
+    (tmp_path / "sequences/10/velodyne/000000.bin").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert len(LAYOUTS["semantickitti"].find(tmp_path)) == 3
+    assert caplog.messages == [f"{tmp_path}: left out sequences 10: no scan in velodyne"]
+    write(tmp_path / "sequences/00/labels/000001.label", b"")
+    with pytest.raises(DataError, match=r"00/velodyne/000001\.bin: is missing: the scan of .*000001\.label"):
+        LAYOUTS["semantickitti"].find(tmp_path)
+
+
+def test_scans_in_no_list_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scannet(tmp_path / "a")
+    shapenet_part(tmp_path / "b")
+    (tmp_path / "a/scannetv2_test.txt").unlink()
+    for number in range(2):
+        write(tmp_path / f"b/02691156/more{number}.txt", "0 0 1 0 0 1 1\n")
+    with caplog.at_level(logging.WARNING):
+        assert len(LAYOUTS["scannet"].find(tmp_path / "a")) == 2
+        assert len(LAYOUTS["shapenet_part"].find(tmp_path / "b")) == 3
+    scene, part = caplog.messages
+    assert scene.endswith("scene0707_00_vh_clean_2.ply, which no list scannetv2_*.txt names")
+    assert part.endswith("02691156/more0.txt and 1 more, which no list of train_test_split names")

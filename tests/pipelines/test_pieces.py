@@ -13,7 +13,7 @@ from tamis.errors import DataError
 from tamis.pipelines import pieces
 from tamis.pipelines.build import DataSettings
 from tamis.pipelines.cut import Points
-from tamis.pipelines.pieces import Pieces, columns_of, cut, extent, local
+from tamis.pipelines.pieces import Pieces, annotations_of, columns_of, cut, extent, local
 from tamis.pipelines.records import sample_id
 from tamis.pipelines.splits import BlocksSplit
 from tamis.pipelines.tiles import TileSettings
@@ -136,3 +136,22 @@ def test_many_samples_at_once_are_each_one_alone(row_order: str) -> None:
         assert all(np.array_equal(values, together[name][own]) for name, values in alone.items())
         assert np.array_equal(samples.bounds[i], [xyz[rows].min(axis=0), xyz[rows].max(axis=0)])
     assert np.array_equal(extent(xyz), [xyz.min(axis=0), xyz.max(axis=0)])
+
+
+@pytest.mark.parametrize("size", [10.0, 20.0])
+def test_boxes_of_one_block_alone(size: float) -> None:
+    """Boxes on the edges of tiles and blocks are each in one sample; a split without a box has empty ones."""
+    xyz = np.array([[x + 0.5, y + 0.5, 0] for x in range(0, 40, 10) for y in (0, 10)], float)
+    boxes = np.zeros((4, 7))
+    boxes[:, :2] = [[0, 0], [10, 0], [20, 10], [30, 10]]  # in blocks of test (even) alone
+    boxes[1, 0], boxes[3, 0] = 9.75, 25
+    scan = Points(xyz, {"row": np.arange(len(xyz))}, 0, 0, {"boxes": boxes})
+    settings = DataSettings(
+        tiles=TileSettings(size=size), split=BlocksSplit(kind="blocks", size=[10, 0], of=2, test=[0])
+    )
+    found: dict[str, list[list[float]]] = {"train": [], "test": []}
+    for samples in cut(PATH, "a", scan, settings, {}):
+        for own, origin in zip(annotations_of(scan, samples, settings, PATH), samples.origin, strict=True):
+            found[samples.split] += (own["boxes"][:, :3] + origin).tolist()
+    assert found["train"] == []
+    assert sorted(found["test"]) == sorted(boxes[:, :3].tolist())

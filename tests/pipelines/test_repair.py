@@ -284,3 +284,11 @@ def test_the_command_repairs_and_verifies(built: Path, raw: Path, capsys: pytest
     code, _, err = run(capsys, "verify", "s3://bucket/dataset", "--repair")
     assert code == 2
     assert err.startswith("tamis: --repair: is for a dataset on a disk")
+
+
+def test_what_a_call_left_that_was_killed_at_its_end_is_removed(built: Path, raw: Path) -> None:
+    """All was in place; a dataset that is whole needs no raw files for that."""
+    (built.parent / "dataset.repairing" / "parts").mkdir(parents=True)
+    (built.parent / "dataset.repairing" / "parts" / "part-0.arrow").write_bytes(b"left")
+    assert repair(built) == []
+    assert [path.name for path in built.parent.iterdir()] == ["dataset"]

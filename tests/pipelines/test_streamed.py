@@ -7,18 +7,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import hypothesis
 import laspy
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tamis.errors import DataError
 from tamis.pipelines import parts, pieces
 from tamis.pipelines.build import DataSettings, build
+from tamis.pipelines.cut import Points
 from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.prepare.settings import AxesSettings, CropSettings, OutliersSettings
 from tamis.pipelines.splits import BlocksSplit, FilesSplit
+from tamis.pipelines.streamed import clouds
 from tamis.pipelines.tiles import TileSettings
 from tamis.pipelines.verify import verify
 
@@ -137,6 +143,71 @@ def test_damage_in_a_late_piece_is_told_and_leaves_nothing(
         build(DataSettings(root=raw, files=["b.npy"], tiles=TileSettings(size=10.0)), tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not [*tmp_path.glob("run/dataset.building/*")]
+
+
+@st.composite
+def scans(draw: st.DrawFn) -> tuple[Any, dict[str, Any]]:
+    """Points on and off the edges of tiles, far ones, doubles and no points, and how to cut them."""
+    size = draw(st.sampled_from([0.1, 3.0, 10.0]))
+    coordinate = st.one_of(
+        st.integers(-8, 24).map(lambda steps: steps * size / 2),
+        st.floats(-3, 9).map(lambda tiles: tiles * size),
+        st.sampled_from([np.nan, np.inf, -np.inf, 1e4 * size]),
+    )
+    rows = draw(st.lists(st.tuples(coordinate, coordinate, st.floats(0, 3)), min_size=1, max_size=60))
+    blocks = st.sampled_from([[size, 0], [1.5 * size, 2 * size]])
+    bounds = st.just([-2 * size, -size, 4 * size, 6 * size])
+    split = st.one_of(
+        st.none(),
+        st.just(FilesSplit(kind="files", test=["a.npy"])),
+        blocks.map(lambda block: BlocksSplit(kind="blocks", size=block, of=3, test=[1], val=[0])),
+    )
+    stride, least = draw(st.sampled_from([None, size / 2, 0.7 * size])), draw(st.integers(1, 4))
+    return np.array(rows), {
+        "tiles": TileSettings(size=size, stride=stride, min_points=least),
+        "split": draw(split),
+        "bounds": draw(st.one_of(st.none(), bounds)),
+        "where": draw(st.sampled_from([None, "points > 2"])),
+        "row_order": draw(st.sampled_from(["source", "random", "farthest"])),
+    }
+
+
+@given(scan=scans(), chunk=st.integers(1, 30), group=st.sampled_from([1, 7, 1 << 20]))
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_pieces_of_any_size_give_the_bytes_of_the_whole(
+    scan: tuple[Any, dict[str, Any]], chunk: int, group: int
+) -> None:
+    """A piece may be without a point, or without one of a split."""
+
+    def built(root: Path, out: Path) -> dict[str, bytes] | str:
+        try:
+            folder = build(DataSettings(root=root, **scan[1]), out).path
+        except DataError as error:
+            return str(error).replace(str(out), "")
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        (folder / "raw").mkdir()
+        np.save(folder / "raw" / "a.npy", scan[0])
+        whole = built(folder / "raw", folder / "whole")
+        patch.setattr(parts, "_STREAMED_ROWS", 0)
+        patch.setattr(parts, "_CHUNK_ROWS", chunk)
+        patch.setattr(pieces, "GROUP_ROWS", group)
+        assert built(folder / "raw", folder / "pieces") == whole
+
+
+def test_tiles_with_too_few_points_take_no_memory_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan of 500 tiles of 4 points, but for the first and the last, which have 10: these are samples."""
+    tile = np.repeat(np.arange(500), [10, *[4] * 498, 10])
+    xyz = np.stack([tile + 0.5, np.zeros(len(tile)), np.zeros(len(tile))], axis=1)
+    settings = DataSettings(tiles=TileSettings(size=1.0, min_points=5))
+    monkeypatch.setattr(pieces, "GROUP_ROWS", 100)
+    found = [*clouds(tmp_path, "a", lambda: [Points(xyz, {}, 0, 0)], settings, {}, tmp_path / "spill")][1:]
+    assert [cut.tile.tolist() for _, cuts in found for cut in cuts] == [[0], [499]]
+    assert all(len(points.xyz) <= 100 for points, _ in found)
 
 
 @pytest.mark.slow  # writes 2 GB, and builds 2.5 GB of it

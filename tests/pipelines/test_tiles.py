@@ -77,6 +77,18 @@ def test_numbers_and_centres(tmp_path: Path) -> None:
     assert grid(tmp_path, xyz, TileSettings(size=10.0, stride=5.0), train=True).count == 4 * 2
 
 
+@pytest.mark.parametrize("stride", [None, 5.0])
+def test_no_rows_are_in_no_tile(tmp_path: Path, stride: float | None) -> None:
+    """As of a piece of a large scan without a point, or of a split without a box."""
+    tiles = grid(
+        tmp_path,
+        np.array([[0, 0, 0], [25, 15, 0]], float),
+        TileSettings(size=10.0, stride=stride),
+        train=True,
+    )
+    assert [*tiles.cut(np.empty((0, 3)))] == []
+
+
 @pytest.mark.parametrize(
     ("extent", "size"), [(1e300, 1.0), (20.0, 1e-9), (20.0, 5e-324), (0.0, 1e-300), (2.0**50, 1e6)]
 )
