@@ -117,6 +117,6 @@ class PartWriter:
         for own, _, schema in self._owns:
             path = temporary(self._journal.path(self._source, len(self._all) - 1, own))
             # Each column of a sample would be a call of the system for itself.
-            file = pa.output_stream(str(path), compression=None, buffer_size=_BUFFERED)
+            file = pa.BufferedOutputStream(pa.OSFile(str(path), "wb"), _BUFFERED)
             shard.sinks.append(_Sink(path, file, pa.ipc.new_file(file, schema)))
         return shard

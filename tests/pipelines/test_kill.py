@@ -29,22 +29,24 @@ import json
 settings = check(json.loads(sys.argv[1]), DataSettings, where="data")
 out, chance = Path(sys.argv[2]), random.Random(int(sys.argv[3]))
 
-def at_a_flush(left):
-    flush = os.fsync
-    def counted(fd):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        flush(fd)
-    os.fsync = counted
+def at_a_step(left):
+    def counted(step):
+        def call(*about, **more):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(*about, **more)
+        return call
+    for name in ("fsync", "replace", "link", "rename"):
+        setattr(os, name, counted(getattr(os, name)))
 
 for cut in range(60):
-    flushes, delay_s = chance.randrange(2, 9), chance.uniform(0.001, 0.05)
+    steps, delay_s = chance.randrange(2, 25), chance.uniform(0.001, 0.05)
     child = os.fork()
     if not child:
         if cut % 2:
-            at_a_flush(flushes)
+            at_a_step(steps)
         build(settings, out)
         os._exit(0)
     if not cut % 2:

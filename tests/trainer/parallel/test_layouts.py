@@ -70,10 +70,8 @@ KINDS = ("points", "tokens")
 
 
 def is_slow(layout: LayoutSettings, kind: str) -> bool:
-    """Many processes on two cores: apart, but for one layout of all axes and points on four."""
-    return (
-        layout.ranks > 2 and (kind != "points" or layout.ranks == 8) and (layout, kind) != (SHOWN, "points")
-    )
+    """Many processes on two cores: apart, but for one layout of all axes."""
+    return layout.ranks > 2 and (layout, kind) != (SHOWN, "points")
 
 
 CASES = [
