@@ -56,6 +56,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check every byte of a dataset; each problem is a line with file and offset."""
+    from .pipelines.manifest import NAME
     from .pipelines.remote import check, is_url
     from .pipelines.verify import verify as problems_of
 
@@ -76,6 +77,8 @@ def verify(
         for problem in problems:
             typer.echo(str(problem), err=True)
         fix = "remove what is not part of it" if repair else "mend it with --repair, or build it again"
+        if any(problem.file == NAME for problem in problems):  # it alone says what the others should be
+            fix = f"copy {NAME} from where it is whole, or build it again: --repair needs it"
         raise DataError(path, f"{len(problems)} problem(s) found", fix)
     typer.echo(f"{path}: every file is as it was written")
 

@@ -42,7 +42,8 @@ M = TypeVar("M", bound=Model)
 def load(config: str | Path, overrides: Sequence[str], model: type[M]) -> M:
     """Read a TOML path, a run's folder or a name shipped in ``configs/``, apply overrides and check it.
 
-    ``overrides``: ``key=value`` each, with dotted keys and TOML values; a bare word is a string.
+    ``overrides``: ``key=value`` each, with dotted keys and TOML values; a bare word is a string. A model's
+    ``name`` is that of the file where none is given.
 
     Raises DataError where the file cannot be read, UsageError where a key or a value is wrong.
     """
@@ -53,6 +54,8 @@ def load(config: str | Path, overrides: Sequence[str], model: type[M]) -> M:
         raise DataError(path, f"cannot be read ({error.strerror})", "check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(path, f"is not TOML ({error})", "mend the file") from None
+    if "name" in model.model_fields:
+        values.setdefault("name", path.stem)
     return check(values, model, overrides, where=str(path), folder=path.parent)
 
 

@@ -36,7 +36,9 @@ def odd(path: Path, part: Part, other: Part) -> DataError | None:
     for name, column in ours.items():
         if column != theirs[name]:
             ours_text, theirs_text = (f"{c.dtype} x {c.width}" for c in (column, theirs[name]))
-            fix = "leave it out of data.fields (the label is read all the same), or bring the files to one type"
+            fix = (
+                "leave it out of data.fields (the label is read all the same), or bring the files to one type"
+            )
             fix = "bring the files to one type" if name in loose else fix
             return DataError(path, f"field '{name}' is {ours_text}, in {other.source} {theirs_text}", fix)
     return None

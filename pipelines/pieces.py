@@ -177,7 +177,9 @@ def whole(
     """
     for key, cuts in (("tiles", settings.tiles), ("split", isinstance(settings.split, BlocksSplit))):
         if cuts:
-            raise UsageError(f"data.{key}", f"cuts ground, the clouds of {source} stand for themselves", "leave it out")
+            raise UsageError(
+                f"data.{key}", f"cuts ground, the clouds of {source} stand for themselves", "leave it out"
+            )
     numbers = range(first, first + len(sizes))
     own = [listed.get(source, "train")] * len(sizes)
     if isinstance(settings.split, HashSplit):

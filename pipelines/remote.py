@@ -18,6 +18,8 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from ..errors import DataError, UsageError, system_error
 from ..files import atomic, locked, sync, write_atomic
@@ -182,6 +184,8 @@ def _store(url: str, *, make: bool = False) -> Any:
     plain: dict[str, Any] = {"client_options": {"allow_http": True}} if url.startswith("http://") else {}
     if url.startswith("file://"):
         plain = {"mkdir": make}
+        if not make and not Path(url2pathname(urlsplit(url).path)).is_dir():
+            raise DataError(url, "there is no such folder", "correct the URL")
     try:
         return import_module("obstore.store").from_url(url, **plain)
     except Exception as error:  # each kind of store has errors of its own

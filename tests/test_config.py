@@ -130,3 +130,10 @@ def test_the_order_of_a_tables_keys_is_a_difference() -> None:
     old, new = Outer(codes={"a": [1], "b": [2]}), Outer(codes={"b": [2], "a": [1]})
     assert differences(old, new) == ["codes"]
     assert differences(old, old.model_copy()) == []
+
+
+def test_a_name_that_is_not_given_is_that_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "harbour.toml"
+    path.write_text("[inner]\nsteps = 3\n")
+    assert load(path, [], Outer).name == "harbour"
+    assert load(path, ["name=quay"], Outer).name == "quay"

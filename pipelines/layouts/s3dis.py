@@ -1,7 +1,8 @@
 """S3DIS (Armeni et al. 2016): ``Area_5/office_1/office_1.txt`` and its parts ``Annotations/chair_3.txt``.
 
 The parts hold all points of a room again, each with x, y, z, r, g, b; they say what it is, so the room is
-read from them; the room's own file must be there all the same, as its name is the scan's. ``instance`` counts the parts in the order of their names. Area 5 is evaluated, as is usual.
+read from them. The room's own file must be there all the same: the scan has its name. ``instance`` counts the
+parts in the order of their names. Area 5 is evaluated, as is usual.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,11 +246,30 @@ def test_many_files_are_open_one_after_another(mixed: Dataset, monkeypatch: pyte
     assert read(mixed, k=64, columns=["words", "next"]) == whole
 
 
-@pytest.mark.parametrize("columns", [["boxes", "words"], ["xyz", "boxes"]])
+@pytest.mark.parametrize("columns", [["boxes", "words"], ["xyz", "boxes"], ["boxes", "next", "words"]])
 def test_different_numbers_of_rows_are_refused(mixed: Dataset, columns: list[str]) -> None:
-    says = f"loader.columns: '{columns[0]}' and '{columns[1]}' have different numbers of rows; open a loader"
-    with pytest.raises(UsageError, match=says):
+    """The advice is one that works."""
+    with pytest.raises(UsageError) as caught:
         Loader(mixed, global_batch=2, k=8, columns=columns)
+    assert caught.value.cause.endswith("have different numbers of rows")
+    own, beside = (ast.literal_eval(f"[{part}]") for part in re.findall(r"\[(.*?)\]", caught.value.fix))
+    assert {*own, *beside} == {*columns}
+    assert caught.value.fix == f"use columns={own}, annotations={beside}"
+    with Loader(mixed, global_batch=2, k=8, epochs=1, columns=own, annotations=beside) as loader:
+        for batch in loader:
+            assert {*batch.columns} == {*own}
+            assert {*batch.annotations} == {*beside}
+
+
+def test_no_columns_of_a_dataset_without_points(
+    tmp_path: Path, write_dataset: Callable[..., Dataset]
+) -> None:
+    image = {"label": np.zeros(1, np.int32), "image": np.arange(3, dtype=np.int32)}
+    dataset = write_dataset(tmp_path / "d", [image], [range(1)], [], [column("label"), column("image")])
+    with pytest.raises(UsageError, match=r"columns: names none, .* has no points; name some of label, image"):
+        Loader(dataset, global_batch=1, k=1, columns=[])
+    with pytest.raises(UsageError, match=r"use columns=\['label'\], annotations=\['image'\]"):
+        Loader(dataset, global_batch=1, k=1)
 
 
 def test_points_are_read_where_nothing_else_is_named(mixed: Dataset) -> None:

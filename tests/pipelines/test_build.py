@@ -202,7 +202,11 @@ def write(path: Path, content: bytes) -> None:
         ({"files": ["text.laz"], "split": None}, DataError, "is no LAS file, whatever its name says"),
         ({"files": ["folder.laz"]}, DataError, "is a folder"),
         ({"files": ["a.npy", "plain.npy"], "split": None, "classes": {}}, DataError, "has no field"),
-        ({"files": ["a.npy", "narrow.npy"], "split": None}, DataError, "field 'intensity' is uint8 x 1"),
+        (
+            {"files": ["a.npy", "narrow.npy"], "split": None},
+            DataError,
+            "field 'intensity' is uint8 x 1.*; leave it out of data.fields",
+        ),
         ({"label": "ring"}, DataError, "has no field 'ring'"),
         ({"fields": ["nope"]}, DataError, "has no field 'nope'"),
         ({"split": FilesSplit(kind="files", test=["d.npy"])}, DataError, "no such file"),
@@ -211,7 +215,16 @@ def write(path: Path, content: bytes) -> None:
             UsageError,
             "names nothing that is among",
         ),
-        ({"bounds": [1e6, 1e6, 2e6, 2e6]}, DataError, "no sample came out"),
+        (
+            {"bounds": [1e6, 1e6, 2e6, 2e6], "tiles": TileSettings(size=4)},
+            DataError,
+            r"no sample came out; lower data\.tiles\.min_points or widen data\.bounds$",
+        ),
+        (
+            {"where": "points > 1e9", "tiles": None, "split": None},
+            DataError,
+            r"no sample came out; loosen data\.where$",
+        ),
         ({"label": "normal"}, DataError, "has 3 numbers a row"),
         (
             {"split": BlocksSplit(kind="blocks", size=[1e-300, 0])},
@@ -386,3 +399,18 @@ def test_an_update_that_is_cut_at_its_worst_moment_goes_on(
     assert meter.table[0, 0] == 0
     build(settings, tmp_path / "new")
     assert digests(tmp_path / "run") == digests(tmp_path / "new")
+
+
+def test_the_advice_where_types_differ_works(settings: DataSettings, raw: Path, tmp_path: Path) -> None:
+    scan = np.load(raw / "a.npy")
+    named = [(name, "f8" if name == "intensity" else scan.dtype[name]) for name in scan.dtype.names]
+    np.save(raw / "wide.npy", scan.astype(named))
+    both = settings.model_copy(update={"files": ["a.npy", "wide.npy"], "split": None})
+    for kept, refused in ((["intensity"], True), (["gps_time"], False), ([], False)):
+        chosen = both.model_copy(update={"fields": kept})
+        out = tmp_path / "-".join(kept)
+        if refused:
+            with pytest.raises(DataError, match=r"'intensity' is float64.*; leave it out of data\.fields"):
+                build(chosen, out)
+        else:
+            assert [*build(chosen, out).schema] == ["xyz", "label", "row", *kept]

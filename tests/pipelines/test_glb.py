@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import struct
@@ -130,7 +131,7 @@ def test_normalised_integers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([("accessors.0.count", 5)], "accessor 0 takes 60 bytes of a view of 48 at 0, the binary chunk"),
+        ([("accessors.0.count", 5)], "accessor 0 takes 60 bytes of a view of 48 at 0, the buffer has 60"),
         ([("accessors.0.count", 2**40)], "accessor 0 takes 13194139533312 bytes of a view of 48"),
         ([("accessors.0.count", 2**70)], "count is 1180591620717411303424"),
         ([("accessors.0.count", -1)], "count is -1"),
@@ -201,3 +202,34 @@ def test_points_of_a_scene_are_its_vertices(tmp_path: Path, caplog: pytest.LogCa
     ]
     assert len(read(glb(tmp_path / "a.glb", ("meshes.0.primitives", both))).xyz) == 10_000
     assert "left out attribute COLOR_0, single points" in caplog.text
+
+
+def uri(data: bytes, kind: str = "application/octet-stream") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+@pytest.mark.parametrize("kind", ["application/octet-stream", "application/gltf-buffer", ""])
+def test_buffers_may_stand_in_the_json(tmp_path: Path, kind: str) -> None:
+    """Each with an address of its own, beside the binary chunk or without one."""
+    whole = read(glb(tmp_path / "a.glb"))
+    one = glb(tmp_path / "b.glb", ("buffers.0.uri", uri(BLOB, kind)), binary=b"")
+    buffers = [{"byteLength": 48}, {"byteLength": 12, "uri": uri(BLOB[48:] + b"more", kind)}]
+    view = {"buffer": 1, "byteLength": 12}
+    two = glb(tmp_path / "c.glb", ("buffers", buffers), ("bufferViews.1", view), binary=BLOB[:48])
+    for path in (one, two):
+        assert np.array_equal(read(path).xyz, whole.xyz)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (uri(BLOB[:-1]), "the URI of buffer 0 holds 59 bytes of 60"),
+        (uri(BLOB)[:-1], "the URI of buffer 0 is no base64 (Incorrect padding)"),
+        ("data:;base64,ä" + uri(BLOB)[37:], "the URI of buffer 0 is no base64"),
+        ("data:," + "a" * 60, "the buffer of accessor 0 is outside of the file"),
+        ("a.bin", "the buffer of accessor 0 is outside of the file"),
+        (5, "its JSON is damaged"),
+    ],
+)
+def test_damaged_buffers_in_the_json(tmp_path: Path, text: Any, said: str) -> None:
+    assert said in refused(glb(tmp_path / "a.glb", ("buffers.0.uri", text)))

@@ -245,7 +245,11 @@ def test_compressed_and_plain_may_stand_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "kind", "message"),
     [
-        ({"tiles": TileSettings(size=4.0)}, UsageError, f"data.tiles: cuts ground, the clouds of {IMAGES} stand for"),
+        (
+            {"tiles": TileSettings(size=4.0)},
+            UsageError,
+            f"data.tiles: cuts ground, the clouds of {IMAGES} stand for",
+        ),
         ({"split": BlocksSplit(kind="blocks", size=[4, 4])}, UsageError, "data.split: cuts ground"),
         ({"files": ["*"]}, DataError, f"{LABELS}: holds no images: offset 0 has"),
         ({"label": "digit"}, DataError, "has no field 'digit' .it has intensity, classification"),

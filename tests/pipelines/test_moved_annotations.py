@@ -216,7 +216,7 @@ def test_tiles_edge_to_edge_share_no_box(seed: int) -> None:
         ({"box_instance": np.array([2**63, 1], np.uint64)}, "'box_instance' row 0 is no int64"),
         ({"box_velocity": np.zeros((2, 4))}, r"'box_velocity' is float64 \(2, 4\), not"),
         ({"box_velocity": np.array([[0, np.nan], [np.inf, 0]])}, r"'box_velocity' row 1 is 2\^53 or faster"),
-        ({"pose": np.zeros((4, 4))}, r"'pose' is float64 \(4, 4\), not floats \(1, 16\)"),
+        ({"pose": np.zeros((4, 3))}, r"'pose' is float64 \(4, 3\), not floats \(1, 16\)"),
         ({"pose": np.zeros((2, 16))}, r"'pose' is float64 \(2, 16\), not"),
         ({"pose": np.ones((1, 16))}, "'pose' row 0 ends not in 0, 0, 0, 1"),
         ({"pose": np.full((1, 16), np.inf)}, "'pose' row 0 is not finite"),

@@ -161,6 +161,8 @@ def test_wrong_places_are_one_line(bucket: str, built: Path, tmp_path: Path) -> 
         pull(bucket, tmp_path / "back")
     with pytest.raises(DataError, match=r"the store refused: .*404"):
         push(built, "s3://no-such-bucket/x")
+    with pytest.raises(DataError, match="there is no such folder; correct the URL"):
+        pull((tmp_path / "gone").as_uri(), tmp_path / "back")
     with pytest.raises(UsageError, match="names no object store"):
         push(built, "ftp://somewhere/x")
     with pytest.raises(UsageError, match="can only be read"):

@@ -281,6 +281,11 @@ def test_the_command_repairs_and_verifies(built: Path, raw: Path, capsys: pytest
     code, _, err = run(capsys, "verify", run_folder, "--root", str(raw))
     assert code == 2
     assert err.startswith("tamis: --root: is for --repair")
+    (built / "dataset.json").write_bytes((built / "dataset.json").read_bytes()[:-9])
+    code, _, err = run(capsys, "verify", run_folder)
+    assert code == 1
+    assert "copy dataset.json from where it is whole" in err
+    assert "mend it" not in err
     code, _, err = run(capsys, "verify", "s3://bucket/dataset", "--repair")
     assert code == 2
     assert err.startswith("tamis: --repair: is for a dataset on a disk")

@@ -16,6 +16,7 @@ import pytest
 
 from tamis.config import check
 from tamis.errors import DataError, UsageError
+from tamis.pipelines.annotations import stored
 from tamis.pipelines.build import build
 from tamis.pipelines.readers import ReadSettings, opened
 from tamis.pipelines.readers.user import pinned
@@ -204,6 +205,10 @@ def test_a_list_of_clouds_and_annotations_are_taken(read: Callable[[str], Any]) 
     assert source.objects
     assert [scan.annotations["pose"].shape for scan in source.scans] == [(1, 16)] * 2
     assert source.files[0].name == "a.own"
+    square = np.arange(16.0).reshape(4, 4)
+    square[3] = [0, 0, 0, 1]
+    kept = stored(Path("a"), {"pose": square}, DataSettings(files=["a"]))["pose"]
+    assert kept.tolist() == [square.ravel().tolist()]
     one = read("return {'xyz': np.zeros((0, 3), '>f4'), 'far': np.memmap(__file__, 'u1', shape=(0,))}")
     assert not one.objects
     assert one.scans[0].xyz.dtype == np.float64
@@ -441,3 +446,16 @@ def test_annotations_of_a_function_are_built(tmp_path: Path, module: Write) -> N
     (box,) = sample.annotations["boxes"].astype(np.float64)
     assert np.abs(box[:3] + sample.origin - [10, 20, 1]).max() < 1e-6
     assert np.abs(box[3:] - [4, 2, 1.5, 0.5]).max() < 1e-6
+
+
+@pytest.mark.parametrize("cuts", [{"tiles": {"size": 4}}, {"split": {"kind": "blocks", "size": [4, 4]}}])
+def test_clouds_that_stand_for_themselves_are_not_cut(
+    tmp_path: Path, module: Write, cuts: dict[str, Any]
+) -> None:
+    name = module("import numpy as np\n\ndef read(path):\n    return [{'xyz': np.zeros((2, 3))}] * 2")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.own").write_bytes(b"")
+    keys = {"root": str(tmp_path / "raw"), "files": ["*.own"], "read": {"function": f"{name}:read"}, **cuts}
+    says = r"cuts ground, the clouds of a\.own stand for themselves; leave it out$"
+    with pytest.raises(UsageError, match=rf"^data\.{next(iter(cuts))}: {says}"):
+        build(check(keys, DataSettings, where="data"), tmp_path)
