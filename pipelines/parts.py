@@ -175,6 +175,8 @@ class _Making:
         settings = self._settings
         if settings.layout or not settings.tiles or not by_row(settings.prepare):
             return False
+        if self._path.stat().st_size < _STREAMED_ROWS:  # a row takes a byte, or more
+            return False
         rows = rows_of(self._path, settings.read)
         return rows is not None and rows > _STREAMED_ROWS
 

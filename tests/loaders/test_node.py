@@ -276,7 +276,7 @@ def test_a_slot_is_free_when_the_last_view_is_dropped(make: Make, wait_until: Ca
         wait_until(lambda: ring.ring.slot(2) is not None)
 
 
-@pytest.mark.parametrize("slots", [2, 4])
+@pytest.mark.parametrize("slots", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_reader_that_keeps_every_batch_is_told(make: Make, slots: int) -> None:
     data = make([64] * 12)
     whole = inline(data, global_batch=1, epochs=1)
@@ -319,6 +319,7 @@ def test_batches_that_only_a_cycle_holds_are_not_kept(make: Make) -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 def test_threads_that_hold_more_than_the_slots_wait_for_each_other(make: Make) -> None:
     data = make([64] * 20)
     got = list[tuple[Any, ...]]()

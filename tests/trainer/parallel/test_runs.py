@@ -52,7 +52,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("gpipe", "3d") else []) for name in SIZES],
+    [pytest.param(name, marks=pytest.mark.slow if name in ("gpipe", "fsdp", "3d") else []) for name in SIZES],
 )
 def test_a_run_on_a_layout_is_that_of_one_process(
     name: str, run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make

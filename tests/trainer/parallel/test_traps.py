@@ -36,7 +36,7 @@ def configured(**sections: Any) -> Settings:
     return check(values | sections, Settings, where="small.toml")
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_t03_a_vocabulary_that_tp_does_not_divide(tp: int, run_ranks: Make) -> None:
     """Seven tokens over two and four ranks: what fills up has no share in the loss and no gradient."""
     model = TokenSettings(width=16, heads=4, depth=2, vocabulary=7, end=6)
@@ -93,7 +93,9 @@ def _learner(model: TokenSettings, layout: LayoutSettings, mesh: Mesh) -> Learne
     return Learner(NextToken(model, True, "here"), layout, TrainerSettings(points=16, steps=9), mesh)
 
 
-@pytest.mark.parametrize("layout", [L(tp=2), L(dp=2, tp=2), L(dp=2, shard=2, tp=2)])
+@pytest.mark.parametrize(
+    "layout", [L(tp=2), *(pytest.param(L(dp=2, shard=n, tp=2), marks=pytest.mark.slow) for n in (1, 2))]
+)
 def test_t05_copies_of_a_parameter_stay_equal_to_the_bit(
     layout: LayoutSettings, run_ranks: Make, lab: Any
 ) -> None:
