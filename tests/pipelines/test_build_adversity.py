@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -297,22 +296,21 @@ def test_a_temporary_folder_that_cannot_be_used(
 
 
 MANY = """
-import json, sys, time
+import json, sys
 from pathlib import Path
 from tamis.config import check
 from tamis.pipelines.build import DataSettings, build
 from tamis.processes import peak_bytes
 
-start_s = time.perf_counter()
 build(check(json.loads(sys.argv[1]), DataSettings, where="data"), Path(sys.argv[2]))
-print(json.dumps([time.perf_counter() - start_s, peak_bytes()]))
+print(peak_bytes())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ten_thousand_small_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each becomes a sample; memory is that of a build of few."""
+def test_ten_thousand_small_files(tmp_path: Path) -> None:
+    """Each becomes a sample; memory stays small."""
     rng = np.random.default_rng()
     clouds = rng.uniform(0, 10, (10_000, 20, 3))
     for number, cloud in enumerate(clouds):
@@ -327,9 +325,8 @@ def test_ten_thousand_small_files(tmp_path: Path, capsys: pytest.CaptureFixture[
         timeout=800,
     )
     assert done.returncode == 0, done.stderr
-    took_s, peak = json.loads(done.stdout)
-    with capsys.disabled():
-        sys.stderr.write(f"10,000 files: {took_s:.1f} s, {peak / 1e6:.0f} MB ")
+    peak = int(done.stdout)
+    assert peak < 1 << 30, f"{peak >> 20} MB"
     dataset = Dataset(tmp_path / "run")
     assert len(dataset) == 10_000
     assert verify(dataset.path) == []
