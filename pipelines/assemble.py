@@ -31,7 +31,7 @@ from .records import SPLITS, Field
 from .settings import DataSettings
 from .splits import BlocksSplit
 from .statistics import Moments, described_splits, moments_of
-from .stored import Own, Stored, packed
+from .stored import Stored, packed
 from .tally import by_label
 
 log = logging.getLogger(__name__)
@@ -46,18 +46,11 @@ class _Piece:
     paths: list[Path]
     stored: list[Stored]
 
-    def of(self, own: Own) -> Stored:
-        """What lies in the file of the columns, or of an annotation."""
-        return self.stored[[name for name, _ in self.part.owns].index(own)]
-
     @property
     def bytes(self) -> int:
         """Bytes of the arrays."""
-        fields = {name: field for _, own in self.part.owns for name, field in own.items()}
-        sizes = zip(self.stored, self.part.owns, strict=True)
-        return sum(
-            int(one.rows.sum()) * sum(fields[name].row_bytes for name in own) for one, (_, own) in sizes
-        )
+        files = zip(self.stored, self.part.owns, strict=True)
+        return sum(int(one.rows.sum()) * sum(f.row_bytes for f in own.values()) for one, (_, own) in files)
 
 
 def assemble(
@@ -133,8 +126,8 @@ def _shard(folder: Path, first: Part, number: int, group: Sequence[_Piece]) -> d
             _link(group[0].paths[place], path)
             found[path.name] = group[0].stored[place]
         else:
-            shards.write_shard(path, shards.arrow_schema(fields), _batches(group, own, fields))
-            found[path.name] = packed(path, fields, [piece.of(own) for piece in group])
+            shards.write_shard(path, shards.arrow_schema(fields), _batches(group, place, fields))
+            found[path.name] = packed(path, fields, [piece.stored[place] for piece in group])
     return found
 
 
@@ -148,9 +141,9 @@ def _link(path: Path, to: Path) -> None:
         shutil.copyfile(path, to)
 
 
-def _batches(group: Sequence[_Piece], own: Own, fields: Mapping[str, Field]) -> Iterator[pa.RecordBatch]:
+def _batches(group: Sequence[_Piece], place: int, fields: Mapping[str, Field]) -> Iterator[pa.RecordBatch]:
+    """The samples in the files at ``place`` of each shard: all parts have files of the same, in one order."""
     for piece in group:
-        place = [name for name, _ in piece.part.owns].index(own)
         reader, _ = shards.opened(piece.paths[place])
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number).select([*fields])

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..config import differences
 from ..errors import DataError, UsageError
-from ..files import locked, sync
+from ..files import locked
 from ..metrics import BUILD, Meter
 from . import engine, sources, text
 from .alike import odd, usual
@@ -25,6 +25,7 @@ from .engine_ray import made_by_ray
 from .journal import Finished, Journal, Part
 from .made import check_built, settings_of
 from .manifest import VERSION, Manifest, Skipped
+from .out_of_sight import shown
 from .parts import Work, stopped
 from .progress import Progress
 from .raw import Raw, completed
@@ -86,14 +87,14 @@ def build_held(
         if not final.exists() or not _is_same(final, raw, names, update=update):
             with _kept_if_used(building):
                 if settings.text is not None:
-                    with _shown(building, final) as fresh:
+                    with shown(building, final) as fresh:
                         text.assemble(fresh, root, names, listed, settings, meter)
                 else:
                     journal = Journal(building, _digest(settings))
                     journal.clear()
                     work = Work(root, settings, listed, journal)
                     parts, skipped = _make_parts(work, names, meter, progress)
-                    with _shown(building, final) as fresh:
+                    with shown(building, final) as fresh:
                         assemble(fresh, parts, skipped, work, meter)
                     journal.keep(names)
         if not update or settings.text is not None:
@@ -111,27 +112,6 @@ def _kept_if_used(folder: Path) -> Iterator[None]:
         if not any(folder.iterdir()):
             folder.rmdir()
         raise
-
-
-@contextmanager
-def _shown(building: Path, final: Path) -> Iterator[Path]:
-    """A folder for a dataset that is made out of sight and shown whole, as ``final``."""
-    fresh = building / "dataset"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    try:
-        yield fresh
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    sync(fresh)
-    replaced = building / "replaced"
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
-        final.rename(replaced)  # a kill here leaves the parts, of which the next build makes it again
-    fresh.rename(final)
-    sync(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _make_parts(

@@ -22,12 +22,6 @@ CHUNK = 1 << 20
 _POLYNOMIAL = 0x82F63B78
 
 
-def running(data: memoryview, rows: int, row_bytes: int) -> NDArray[np.uint32]:
-    """CRC32C of the first 256, 512, ... rows of ``data``: uint32, one value a started block."""
-    whole = np.frombuffer(data, np.uint8)
-    return running_of_samples(whole, np.zeros(1, np.int64), np.array([rows], np.int64), row_bytes)
-
-
 def running_of_samples(
     data: NDArray[np.uint8], positions: NDArray[np.int64], rows: NDArray[np.int64], row_bytes: int
 ) -> NDArray[np.uint32]:

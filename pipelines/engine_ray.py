@@ -13,7 +13,6 @@ import platform
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from .engine import Made, blamed, heard, planned
 from .journal import Journal
 from .parts import Work
 from .worker import plain
-from .worker_process import Lost, WorkerProcess
+from .worker_process import Lost, WorkerProcess, search_path
 
 _KEY = "data.engine"
 _STORE = 100 << 20  # bytes for what tasks are told and say; Ray takes no fewer than 75 MiB
@@ -59,7 +58,7 @@ def made_by_ray(work: Work, sizes: Mapping[str, int], workers: int, meter: Meter
             workers = work.settings.workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
         # A part that is made twice at a time would be written twice: a lost task is for the caller.
         part = ray.remote(num_cpus=1, max_retries=0)(_part)
-        told = ray.put(_told(work, _path() if own else None))
+        told = ray.put(_told(work, search_path() if own else None))
         try:
             while left or running:
                 while left and len(running) < workers:
@@ -79,10 +78,6 @@ def _told(work: Work, path: list[str] | None) -> dict[str, Any]:
     """What tasks have to know. ``path``: the workers' ``sys.path``, by default that of the process of Ray."""
     told = {"work": plain(work), "from": str(Path.cwd()), "path": path, "version": __version__}
     return told | {"build": uuid4().hex}
-
-
-def _path() -> list[str]:
-    return [entry or os.curdir for entry in sys.path if isinstance(entry, str)]
 
 
 def _part(told: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -165,7 +160,7 @@ def _cluster(workers: int) -> Iterator[tuple[Any, bool]]:
         of_its_own: dict[str, Any] = {}
         if not address:
             # Below it lie sockets, whose paths may have no more than 107 bytes: $TMPDIR may be too long.
-            folder = tempfile.mkdtemp(prefix="tamis-ray-", dir="/tmp")
+            folder = tempfile.mkdtemp(prefix=f"tamis-ray-{os.getpid()}-", dir="/tmp")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             of_its_own = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": _STORE}
             of_its_own["_temp_dir"] = folder

@@ -93,7 +93,8 @@ class _Making:
     def part(self) -> Finished:
         """Make it and record it."""
         dropped = outside = 0
-        before = self._stamps()
+        files = self._paths()
+        before = _stamps(files)
         clouds, objects, digest = self._read()
         first, pieces = next(clouds, (None, ()))
         if first is None:
@@ -111,8 +112,8 @@ class _Making:
                     for group in grouped(np.diff(own.starts)):
                         self._write(writer, points, own.part(*group))
             with self._meter.time("build.write", items=0):
-                files, found = writer.close()
-            if self._stamps() != before:
+                made, found = writer.close()
+            if _stamps(files) != before:
                 raise DataError(self._path, "changed while it was read", "run it again when it is whole")
             warn_of_dropped(self._path, dropped)
             if self._boxes < boxes:
@@ -129,7 +130,7 @@ class _Making:
                 objects=objects,
                 columns=columns,
                 annotations=annotations,
-                files=files,
+                files=made,
                 figures={
                     split: SplitFigures(
                         classes=one.classes.tolist(),
@@ -163,13 +164,12 @@ class _Making:
         self._meter.add("build.read", bytes=digest.bytes)
         return found, objects, digest
 
-    def _stamps(self) -> list[tuple[int, int, int]]:
-        """Which files the source has, and when they were changed last, which no copy sets."""
+    def _paths(self) -> list[Path]:
+        """The files of the source; none where they cannot be told, which who reads it tells of."""
         try:
-            found = [file.stat() for file in self._work.raw.files(self._source) if isinstance(file, Path)]
-        except (DataError, OSError):  # what is wrong is told by who reads it
+            return [file for file in self._work.raw.files(self._source) if isinstance(file, Path)]
+        except (DataError, OSError):
             return []
-        return [(one.st_ino, one.st_size, one.st_ctime_ns) for one in found]
 
     def _is_large(self) -> bool:
         settings = self._settings
@@ -271,6 +271,15 @@ class _Making:
             return True
         own = slice(pieces.starts[i], pieces.starts[i + 1])
         return self._where.holds(columns["xyz"][own], {name: values[own] for name, values in columns.items()})
+
+
+def _stamps(files: Sequence[Path]) -> list[tuple[int, int, int]]:
+    """Which files these are, and when they were changed last, which no copy sets."""
+    try:
+        found = [file.stat() for file in files]
+    except OSError:  # what is wrong is told by who reads it
+        return []
+    return [(one.st_ino, one.st_size, one.st_ctime_ns) for one in found]
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

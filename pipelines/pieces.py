@@ -110,9 +110,7 @@ def cut(
     elif len(xyz):
         grids = Grids(path, extent(xyz), settings)
         for split, rows in splits.divide(xyz, settings.split, source, listed).items():
-            every = len(rows) == len(xyz)
-            tile, order, starts = grids.cut(split, xyz if every else xyz[rows])
-            yield grids.pieces(split, xyz, tile, order if every else rows[order], starts)
+            yield grids.pieces(split, xyz, *grids.cut(split, xyz, rows))
 
 
 class Grids:
@@ -131,11 +129,12 @@ class Grids:
             number += self.of[split].count
 
     def cut(
-        self, split: str, xyz: NDArray[np.float64]
+        self, split: str, xyz: NDArray[np.float64], rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The tiles that hold rows of ``xyz``: number (p,), all their rows, and where each tile's start."""
-        tile, rows, starts = self.of[split].grouped(xyz)
-        return tile + self._first[split], rows, starts
+        """The tiles that hold some rows of ``xyz``: number (p,), those rows by tile, where each's start."""
+        every = len(rows) == len(xyz)
+        tile, order, starts = self.of[split].grouped(xyz if every else xyz[rows])
+        return tile + self._first[split], order if every else rows[order], starts
 
     def enough(self, split: str, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which tiles have rows enough for a sample: of evaluated ones, all that have any."""
@@ -232,10 +231,9 @@ def annotations_of(
             in_split = splits.divide(boxes, settings.split, "", {}).get(pieces.split, in_split[:0])
         belongs = {int(pieces.tile[0]): in_split}
         if settings.tiles is not None:
-            tile, order, starts = Grids(path, extent(points.xyz), settings).cut(pieces.split, boxes[in_split])
-            belongs = {
-                number: in_split[order[starts[i] : starts[i + 1]]] for i, number in enumerate(tile.tolist())
-            }
+            grids = Grids(path, extent(points.xyz), settings)
+            tile, rows, starts = grids.cut(pieces.split, boxes, in_split)
+            belongs = {number: rows[starts[i] : starts[i + 1]] for i, number in enumerate(tile.tolist())}
     none = np.zeros(0, np.int64)
     for tile, origin in zip(pieces.tile.tolist(), pieces.origin, strict=True):
         yield of_sample(points.annotations, origin, None if belongs is None else belongs.get(tile, none))

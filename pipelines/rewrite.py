@@ -14,13 +14,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, system_error
-from ..files import locked, sync
+from ..files import locked
 from . import manifest, shards
 from .dataset import Dataset
 from .finish import Described, finish
 from .made import Made, made_of
 from .manifest import Column, Skipped, SourceDigest
 from .members import Member, about
+from .out_of_sight import shown
 from .records import SPLITS, Field
 from .settings import DataSettings
 from .tally import Tally
@@ -135,24 +136,19 @@ def make(out: Path, wanted: Made, inputs: Sequence[Dataset], fill: Callable[[Pat
                 cause = "was built" if there is None else "was made of other datasets, or in another way"
                 raise DataError(final, cause, "choose another OUT, or remove it")
             return Dataset(final)
-        with _fresh(out / "dataset.building") as folder:
+        with _emptied(out / "dataset.building") as building, shown(building, final) as folder:
             fill(folder)
-            sync(folder)
-            folder.rename(final)
-        sync(out)
     return Dataset(final)
 
 
 @contextmanager
-def _fresh(building: Path) -> Iterator[Path]:
-    """A folder out of sight, of which nothing stays. Parts of a build are not touched."""
-    fresh = building / "dataset"
-    if building.exists() and [*building.iterdir()] not in ([], [fresh]):
+def _emptied(building: Path) -> Iterator[Path]:
+    """A folder to make a dataset in, of which nothing stays. Parts of a build are not touched."""
+    if building.exists() and [*building.iterdir()] not in ([], [building / "dataset"]):
         raise DataError(building, "holds an unfinished build", "finish or remove it, or choose another OUT")
-    shutil.rmtree(building, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    building.mkdir(exist_ok=True)
     try:
-        yield fresh
+        yield building
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

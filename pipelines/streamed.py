@@ -51,7 +51,7 @@ def clouds(
     with _spill(spill, none) as rows:
         for points in chunks():
             for split, own in splits.divide(points.xyz, settings.split, source, listed).items():
-                rows.add(points, split, *_cut(grids, split, points.xyz, own))
+                rows.add(points, split, *grids.cut(split, points.xyz, own))
         for split in SPLITS:
             tile, sizes = rows.tiles(split)
             wanted = grids.enough(split, sizes)
@@ -60,13 +60,6 @@ def clouds(
                 if len(own):
                     points, order, starts = rows.load(split, own)
                     yield points, [grids.pieces(split, points.xyz, own, order, starts)]
-
-
-def _cut(
-    grids: Grids, split: str, xyz: NDArray[np.float64], own: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    tile, order, starts = grids.cut(split, xyz[own])
-    return tile, own[order], starts
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,16 +102,13 @@ class Grid:
         """Whether each point is in one tile."""
         return self.x.size == self.x.stride
 
-    def cut(self, xyz: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Each tile that holds rows of ``xyz``, float64 (n, 3), by number, and the rows, ascending."""
-        tile, rows, starts = self.grouped(xyz)
-        for number, (start, stop) in zip(tile.tolist(), itertools.pairwise(starts.tolist()), strict=True):
-            yield number, rows[start:stop]
-
     def grouped(
         self, xyz: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The tiles that hold rows of ``xyz``: number (p,), all their rows, and where those of each start."""
+        """The tiles that hold rows of ``xyz``, float64 (n, 3): number (p,), rising, their rows, and starts.
+
+        The rows of a tile, which rise, are those from its start to the next: int64 (p + 1,).
+        """
         if self._apart:
             return by_tile(self.tile(xyz))
         found = [

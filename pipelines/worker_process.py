@@ -19,6 +19,11 @@ _HANG_UP_S = 5.0  # from the end of a worker's pipes to its own
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
+def search_path() -> list[str]:
+    """This process's ``sys.path``, for another one."""
+    return [entry or os.curdir for entry in sys.path if isinstance(entry, str)]
+
+
 class Lost(Exception):
     """A worker that has ended: ``how``, a predicate, and whether that came from ``outside``."""
 
@@ -36,8 +41,7 @@ class WorkerProcess:
 
     def __init__(self, path: Sequence[str] | None = None, folder: str | None = None) -> None:
         """``path``: another ``sys.path``; ``folder``: another current folder."""
-        path = path or [entry or os.curdir for entry in sys.path if isinstance(entry, str)]
-        self._process = spawned("worker", path, folder)
+        self._process = spawned("worker", path or search_path(), folder)
         assert self._process.stdin
         assert self._process.stdout
         self.pid = self._process.pid

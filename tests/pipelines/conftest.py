@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import textwrap
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 import tomli_w
 
+from tamis.errors import DataError
 from tamis.pipelines import dali
 from tamis.pipelines.build import DataSettings
 from tamis.pipelines.dali_opened import Opened
+from tamis.pipelines.layouts.layout import Layout
 from tamis.pipelines.ops import Columns
 from tamis.pipelines.splits import FilesSplit
 from tamis.pipelines.tiles import TileSettings
@@ -165,3 +168,67 @@ def read_all(tmp_path: Path) -> Callable[[Opened], list[tuple[int, Columns]]]:
         return [source.cloud([np.asarray(values[i]) for values in outputs]) for i in range(n)]
 
     return read
+
+
+@pytest.fixture
+def told_of_damage() -> Callable[[Path, Layout, str, int], int]:
+    """``told_of_damage(root, layout, name, seed)``: how often damage to files below ``root`` was told.
+
+    Sixty times bytes of one file are changed, and a source is found and read. Only DataErrors come.
+    """
+
+    def damaged(root: Path, layout: Layout, name: str, seed: int) -> int:
+        rng = np.random.default_rng(seed)
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        told = 0
+        for _ in range(60):
+            path = files[rng.integers(len(files))]
+            whole = path.read_bytes()
+            changed = bytearray(whole)
+            for at in rng.integers(0, len(whole), rng.integers(1, 4)):
+                changed[at] = rng.integers(256)
+            path.write_bytes(changed)
+            try:
+                layout.find(root)
+                layout.files(root, name, sweeps=3)
+                layout.read(root, name, sweeps=3)
+            except DataError:
+                told += 1
+            path.write_bytes(whole)
+        return told
+
+    return damaged
+
+
+# Stands for a library that a reader needs: in a worker it does something else, elsewhere it is the real one.
+_LASPY = """
+import ctypes, importlib, os, pathlib, sys, time
+if sys.argv[0] != "-c":  # no worker: give it the real one
+    here = str(pathlib.Path(__file__).parent)
+    sys.path.remove(here)
+    del sys.modules[__name__]
+    importlib.invalidate_caches()
+    importlib.import_module(__name__)
+    sys.path.insert(0, here)
+else:
+    frame = sys._getframe()
+    while "path" not in frame.f_locals or not str(frame.f_locals["path"]).endswith(".las"):
+        frame = frame.f_back
+"""
+
+
+@pytest.fixture
+def fake_laspy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """``fake_laspy(code)``: workers that read LAS files run ``code``; ``frame.f_locals["path"]`` is the file.
+
+    Returns the file that the environment's HANGING names for them.
+    """
+
+    def use(code: str) -> Path:
+        (tmp_path / "fake").mkdir()
+        (tmp_path / "fake" / "laspy.py").write_text(_LASPY + textwrap.indent(code, "    "))
+        monkeypatch.syspath_prepend(str(tmp_path / "fake"))
+        monkeypatch.setenv("HANGING", str(tmp_path / "hanging"))
+        return tmp_path / "hanging"
+
+    return use

@@ -34,31 +34,19 @@ from tamis.pipelines.worker import plain
 
 Digests = Callable[[Path], dict[str, str]]
 
-# Stands for a library that a reader needs. Where it is loaded to read a file, it does what the file is named.
-LASPY = """
-import ctypes, importlib, os, pathlib, sys, time
-if sys.argv[0] != "-c":  # no worker: give it the real one
-    here = str(pathlib.Path(__file__).parent)
-    sys.path.remove(here)
-    del sys.modules[__name__]
-    importlib.invalidate_caches()
-    importlib.import_module(__name__)
-    sys.path.insert(0, here)
+# Where the library is loaded to read a file, it does what the file is named.
+IN_WORKER = """
+with open(os.environ["HANGING"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+how = frame.f_locals["path"].stem
+if how.startswith("hang"):
+    time.sleep(600)
+elif how == "segfault":
+    ctypes.string_at(0)
+elif how == "exit":
+    os._exit(3)
 else:
-    frame = sys._getframe()
-    while "path" not in frame.f_locals or not str(frame.f_locals["path"]).endswith(".las"):
-        frame = frame.f_back
-    with open(os.environ["HANGING"], "a") as file:
-        file.write(f"{os.getpid()}\\n")
-    how = frame.f_locals["path"].stem
-    if how.startswith("hang"):
-        time.sleep(600)
-    elif how == "segfault":
-        ctypes.string_at(0)
-    elif how == "exit":
-        os._exit(3)
-    else:
-        os.kill(os.getpid(), int(how))
+    os.kill(os.getpid(), int(how))
 """
 
 
@@ -74,12 +62,9 @@ def settings(settings: DataSettings, raw: Path, scan_writer: Any) -> DataSetting
 
 
 @pytest.fixture
-def deadly(tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def deadly(raw: Path, fake_laspy: Callable[[str], Path]) -> Callable[..., Path]:
     """``deadly(name, size)``: a file whose reader dies as ``name`` says, or hangs."""
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "laspy.py").write_text(LASPY)
-    monkeypatch.syspath_prepend(str(tmp_path / "fake"))
-    monkeypatch.setenv("HANGING", str(tmp_path / "hanging"))
+    fake_laspy(IN_WORKER)
 
     def write(name: str, size: int = 500) -> Path:
         path = raw / f"{name}.las"

@@ -30,26 +30,13 @@ from tamis.pipelines.verify import verify
 
 Digests = Callable[[Path], dict[str, str]]
 
-# Stands for a library that a reader needs. In a worker it breaks, or says who that is and hangs, as the file
-# is named.
-LASPY = """
-import ctypes, importlib, os, pathlib, sys, time
-if sys.argv[0] != "-c":  # no worker: give it the real one
-    here = str(pathlib.Path(__file__).parent)
-    sys.path.remove(here)
-    del sys.modules[__name__]
-    importlib.invalidate_caches()
-    importlib.import_module(__name__)
-    sys.path.insert(0, here)
-else:
-    frame = sys._getframe()
-    while "path" not in frame.f_locals or not str(frame.f_locals["path"]).endswith(".las"):
-        frame = frame.f_back
-    if frame.f_locals["path"].stem == "segfault":
-        ctypes.string_at(0)
-    with open(os.environ["HANGING"], "a") as file:
-        file.write(f"{os.getpid()}\\n")
-    time.sleep(600)
+# In a worker the library breaks, or says who that is and hangs, as the file is named.
+IN_WORKER = """
+if frame.f_locals["path"].stem == "segfault":
+    ctypes.string_at(0)
+with open(os.environ["HANGING"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+time.sleep(600)
 """
 
 BUILD_IT = """
@@ -75,14 +62,9 @@ def hanging(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def deadly(
-    tmp_path: Path, raw: Path, hanging: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Path]:
+def deadly(raw: Path, hanging: Path, fake_laspy: Callable[[str], Path]) -> Callable[[str], Path]:
     """``deadly(name)``: a file, larger than the others, whose reader dies or hangs as ``name`` says."""
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "laspy.py").write_text(LASPY)
-    monkeypatch.syspath_prepend(str(tmp_path / "fake"))
-    monkeypatch.setenv("HANGING", str(hanging))
+    assert fake_laspy(IN_WORKER) == hanging
 
     def write(name: str) -> Path:
         path = raw / f"{name}.las"
@@ -125,8 +107,9 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def own_folders() -> set[Path]:
-    return set(Path("/tmp").glob("tamis-ray-*"))
+def folders_of(pid: int) -> list[Path]:
+    """What a process's Ray has left: others may run beside it."""
+    return [*Path("/tmp").glob(f"tamis-ray-{pid}-*")]
 
 
 @pytest.mark.slow
@@ -154,13 +137,13 @@ def test_a_build_through_ray_equals_a_local_one(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    on_term, folders = signal.getsignal(signal.SIGTERM), own_folders()
+    on_term = signal.getsignal(signal.SIGTERM)
     through_ray = build(settings, tmp_path / "ray", update=True)
     killer.join()
     assert gone(killed[0])
     assert not ray.is_initialized()
     assert signal.getsignal(signal.SIGTERM) == on_term
-    assert own_folders() <= folders
+    assert folders_of(os.getpid()) == []
     # It may be none of the file's fault: the next build tries it again.
     assert len(list(tmp_path.glob("ray/dataset.building/bad-*"))) == 2
     assert verify(through_ray.path) == []
@@ -194,7 +177,6 @@ def test_a_build_that_is_interrupted_leaves_nothing_running_and_goes_on(
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     for name in ("hang", "hang too"):
         deadly(name)
-    folders = own_folders()
     (tmp_path / "build.py").write_text(BUILD_IT)
     given = [settings.model_dump_json(), str(tmp_path / "run"), json.dumps(sys.path)]
     process = subprocess.Popen(
@@ -210,7 +192,7 @@ def test_a_build_that_is_interrupted_leaves_nothing_running_and_goes_on(
         process.kill()
     assert process.returncode == 17, err
     assert all(map(gone, running))
-    assert own_folders() <= folders
+    assert folders_of(process.pid) == []
     for path in raw.glob("*.las"):
         path.unlink()
     build(changed(settings, engine="local"), tmp_path / "run")

@@ -190,9 +190,10 @@ def test_tiles_edge_to_edge_share_no_box(seed: int) -> None:
     xyz = rng.uniform(-40, 60, (500, 3))
     held = annotated(rng, 40, far=45.0)
     held["boxes"][:9, :2] = np.stack(np.meshgrid([-20, 0, 20], [0, 20, 40]), axis=-1).reshape(9, 2)
-    tiles = dict(grid(SCAN, xyz, TileSettings(size=20), train=True).cut(centres(held)))
-    rows = [of_sample(held, np.zeros(3), inside)["box_instance"].tolist() for inside in tiles.values()]
-    assert sorted(itertools.chain(*rows)) == list(range(40))
+    tile, rows, starts = grid(SCAN, xyz, TileSettings(size=20), train=True).grouped(centres(held))
+    tiles = {number: rows[starts[i] : starts[i + 1]] for i, number in enumerate(tile.tolist())}
+    found = [of_sample(held, np.zeros(3), inside)["box_instance"].tolist() for inside in tiles.values()]
+    assert sorted(itertools.chain(*found)) == list(range(40))
     corner = held["box_instance"][0]
     (home,) = [tile for tile, inside in tiles.items() if corner in held["box_instance"][inside]]
     assert grid(SCAN, xyz, TileSettings(size=20), train=True).centre(home) == (-10, 10), "closed below"

@@ -259,8 +259,8 @@ def test_a_full_disk_leaves_nothing(built: Dataset, tmp_path: Path) -> None:
 def test_a_killed_one_is_made_again(built: Dataset, tmp_path: Path, digests: Digests) -> None:
     out = tmp_path / "out"
     code = (
-        "import os, sys; from tamis.pipelines import rewrite, subset\n"
-        "rewrite.sync = lambda path: os.kill(os.getpid(), 9)\n"
+        "import os, sys; from tamis.pipelines import out_of_sight, subset\n"
+        "out_of_sight.sync = lambda path: os.kill(os.getpid(), 9)\n"
         "subset.subset(sys.argv[1], sys.argv[2], split='train')"
     )
     killed = subprocess.run([sys.executable, "-c", code, built.path, out], check=False)
