@@ -145,6 +145,11 @@ def _result(ray: Any, work: Work, source: str, done: Future[Any], meter: Meter) 
 @contextmanager
 def _cluster(workers: int) -> Iterator[tuple[Any, bool]]:
     """Ray, connected; and whether it is one of this process's own, with ``workers`` CPUs."""
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        # Under `uv run` Ray would pack the current folder and make an environment from it for its workers,
+        # which takes minutes; they run here, where this one is.
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         import ray
     except ImportError as error:
@@ -153,7 +158,6 @@ def _cluster(workers: int) -> Iterator[tuple[Any, bool]]:
     if ray.is_initialized():
         yield ray, False
         return
-    address = os.environ.get("RAY_ADDRESS")
     with ExitStack() as stack:
         stack.enter_context(_only_errors(logging.getLogger("ray")))
         quiet = {"log_to_driver": False, "configure_logging": False}
