@@ -35,10 +35,10 @@ from torch.distributed.checkpoint.state_dict import (
 from ..config import Model
 from ..errors import DataError, system_error
 from ..files import sync, write_atomic
-from .learner import Learner
+from .learner import Learner, LearnerState
 from .tasks import TaskState
 
-VERSION = 2
+VERSION = 3
 KEPT = 2
 NAME = "checkpoint.json"
 # Each entry under its parameter's name: pipeline ranks would else write their groups over one another's.
@@ -55,11 +55,11 @@ class Part(Model):
 
 
 class Checkpoint(Model):
-    """``checkpoint.json``. ``step``: global batches done; ``updates``: optimiser steps done."""
+    """``checkpoint.json``. ``step``: global batches done."""
 
     version: int
     step: int
-    updates: int
+    learner: LearnerState
     seed: int
     task: TaskState
     loader: dict[str, Any]
@@ -96,7 +96,7 @@ def _save(path: Path, learner: Learner, loader: dict[str, Any], step: int) -> No
         state = Checkpoint(
             version=VERSION,
             step=step,
-            updates=learner.updates,
+            learner=learner.state,
             seed=learner.settings.seed,
             task=learner.task.state,
             loader=loader,
@@ -163,7 +163,7 @@ def load(path: Path, learner: Learner) -> Checkpoint:
     set_optimizer_state_dict(
         learner.model, learner.optimiser, optim_state_dict=tensors["optimiser"], options=_BY_NAME
     )
-    learner.updates = state.updates
+    learner.restore(state.learner)
     return state
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ..config import Model
 from ..samplers import draw
 from .flops import block_flops, embedding_flops, head_flops
 from .mesh import Mesh
@@ -21,6 +22,12 @@ from .parallel.tensor import rows_of, split
 from .recompute import recomputing
 from .settings import LayoutSettings, TrainerSettings
 from .tasks import Task
+
+
+class LearnerState(Model):
+    """What changes with the steps beside tensors. ``updates``: optimiser steps done."""
+
+    updates: int
 
 
 class Learner:
@@ -59,6 +66,15 @@ class Learner:
         self.stages = dict(zip(own, self.replicas.stages, strict=True))
         self.optimiser = optimiser(self.model, settings)
         self.updates = 0
+
+    @property
+    def state(self) -> LearnerState:
+        """What a checkpoint keeps beside tensors; the same on every rank."""
+        return LearnerState(updates=self.updates)
+
+    def restore(self, state: LearnerState) -> None:
+        """Be where ``state`` was taken."""
+        self.updates = state.updates
 
     def whole(self) -> Trunk:
         """The whole model in one piece, the same on every rank; every rank calls this."""

@@ -49,7 +49,7 @@ def test_a_resumed_learner_goes_on_to_the_bit(saved: Path, new_learner: Make, ne
     take(whole, new_batch, range(5))
     resumed = new_learner()
     state = checkpoint.load(saved, resumed)
-    assert (state.step, state.updates, state.loader) == (2, 2, LOADER)
+    assert (state.step, state.learner.updates, state.loader) == (2, 2, LOADER)
     assert state.task == resumed.task.state
     take(resumed, new_batch, range(2, 5))
     assert resumed.updates == whole.updates == 5
@@ -121,7 +121,7 @@ def test_s10_a_missing_file_is_refused(saved: Path, new_learner: Make) -> None:
         shutil.rmtree(copy)
 
 
-@pytest.mark.parametrize("key", ["loader", "step", "updates", "seed", "task", "parts", "version"])
+@pytest.mark.parametrize("key", ["loader", "step", "learner", "seed", "task", "parts", "version"])
 def test_s10_a_missing_part_is_refused(saved: Path, new_learner: Make, key: str) -> None:
     """S10: a state that was not saved is an error, not a start at 0."""
     path = saved / "checkpoint.json"
@@ -162,7 +162,7 @@ def test_a_changed_description_is_refused(saved: Path, new_learner: Make, seed: 
 
 def test_a_number_that_was_changed_is_noticed(saved: Path, new_learner: Make) -> None:
     path = saved / "checkpoint.json"
-    updates = checkpoint.read(saved).updates
+    updates = checkpoint.read(saved).learner.updates
     path.write_text(path.read_text().replace(f'"updates":{updates}', f'"updates":{updates + 1}'))
     with pytest.raises(DataError, match="bytes differ"):
         checkpoint.load(saved, new_learner())
@@ -173,7 +173,7 @@ def test_saving_a_step_again_replaces_it(saved: Path, new_learner: Make) -> None
     state = checkpoint.load(saved, learner)
     again = checkpoint.save(saved.parent, learner, state.loader, state.step)
     assert again == saved
-    assert checkpoint.read(saved).updates == state.updates
+    assert checkpoint.read(saved).learner.updates == state.learner.updates
     assert not list(saved.parent.glob(".*"))
 
 
