@@ -28,7 +28,7 @@ from ..files import write_atomic
 from ..pipelines import sources
 from .build_check import differs
 from .build_script import CLASSES
-from .build_table import ABOUT, DECODE, OURS, SCRIPT, figures
+from .build_table import ABOUT, DECODE, EVERY, OURS, SCRIPT, figures
 from .compare import Report, Row
 from .loader import machine
 
@@ -43,17 +43,23 @@ _TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Kind:
-    """Files with equal fields, by a pattern below the folder of data, and the ``size`` of their tiles."""
+    """Files with equal fields, by a pattern below the folder of data, and the ``size`` of their tiles.
+
+    ``fields``: what is kept beside position, label and row; None is every field.
+    """
 
     name: str
     files: str
     size: float
+    fields: tuple[str, ...] | None = None
 
 
 KINDS = (
     Kind("ign_dense", "ign_dense/*.laz", 10),
     Kind("ign_wide", "big/*.laz", 100),
     Kind("colour", "reader/*a*[3m].laz", 50),
+    Kind("ign_dense_few", "ign_dense/*.laz", 10, ("intensity",)),
+    Kind("ign_wide_few", "big/*.laz", 100, ("intensity",)),
 )
 
 
@@ -131,6 +137,7 @@ def _fill(report: Report, runs: Mapping[tuple[Kind, Way], Sequence[Row]]) -> Non
     report["rows"] = []
     for (kind, way), of in runs.items():
         row: Row = {"kind": kind.name, "way": way.name, "workers": way.workers}
+        row |= {"fields": ", ".join(kind.fields) if kind.fields else EVERY}
         row |= {"points": report["points"][kind.name]}
         row |= {name: median(one[name] for one in of) for name in of[0] if name != "stages"}
         report["rows"].append(row | {"walls_s": [one["wall_s"] for one in of]})
@@ -180,9 +187,11 @@ def measured(kind: Kind, way: Way, folder: Path, *, keep: bool = False) -> Row:
     if way.name == SCRIPT:
         script = str(Path(__file__).with_name("build_script.py"))
         command += [script, str(source), str(written), f"--size={kind.size}", f"--workers={way.workers}"]
+        command += [f"--field={name}" for name in kind.fields or ()]
     else:
         command += ["-m", "tamis.bench.build_ways"]
         about = {"way": way.name, "source": str(source), "out": str(written), "size": kind.size}
+        about |= {"fields": kind.fields}
         job = json.dumps({**about, "classes": CLASSES, "workers": way.workers})
     with _on(way.workers):
         before, start_s = _children_s(), time.perf_counter()

@@ -1,11 +1,11 @@
 """LAZ tiles to a dataset without tamis: laspy, numpy, pyarrow and a process pool, as one would write it.
 
-    python build_script.py SOURCE OUT --size 10 --workers 2
+    python build_script.py SOURCE OUT --size 10 --workers 2 [--field intensity ...]
 
 Each file is cut into square tiles edge to edge. Coordinates are counted from an origin of their tile, every
-field is kept, class codes become labels, rows stand in random order. A file becomes an Arrow IPC file with
-one record batch a tile; `dataset.json` has bounds, SHA-256 of every file and the statistics of each column.
-It prints seconds, wall and CPU, from after the imports.
+field is kept, or those that are named; class codes become labels, rows stand in random order. A file becomes
+an Arrow IPC file with one record batch a tile; `dataset.json` has bounds, SHA-256 of every file and the
+statistics of each column. It prints seconds, wall and CPU, from after the imports.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CLASSES = {"ground": [2], "vegetation": [3, 4, 5], "building": [6], "water": [9]
 pa.array(np.zeros(1))  # pyarrow looks for pandas at its first array: that is an import
 
 
-def convert(path: Path, out: Path, size: float) -> dict[str, Any]:
+def convert(path: Path, out: Path, size: float, kept: list[str]) -> dict[str, Any]:
     """Write the tiles of one file, and describe them."""
     las = laspy.read(path)
     xyz = las.xyz
     codes = np.full(256, -1, np.int32)
     for number, own in enumerate(CLASSES.values()):
         codes[own] = number
-    names = [name for name in las.point_format.dimension_names if name not in ("X", "Y", "Z")]
+    names = kept or [name for name in las.point_format.dimension_names if name not in ("X", "Y", "Z")]
     fields = {
         "label": codes[np.asarray(las.classification)],
         "row": np.arange(len(xyz)),
@@ -123,10 +123,11 @@ def main() -> None:
     options.add_argument("out", type=Path)
     options.add_argument("--size", type=float, required=True)
     options.add_argument("--workers", type=int, default=1)
+    options.add_argument("--field", action="append", default=[], dest="kept")
     given = options.parse_args()
     given.out.mkdir(parents=True)
     files = sorted(given.source.glob("*.laz"), key=lambda path: -path.stat().st_size)
-    work = partial(convert, out=given.out, size=given.size)
+    work = partial(convert, out=given.out, size=given.size, kept=given.kept)
     if given.workers == 1:
         found = [*map(work, files)]
     else:

@@ -10,6 +10,7 @@ from ..metrics import render as render_stages
 from .compare import Figure, Report, Row, table
 
 OURS, SCRIPT, DECODE = "tamis", "script", "decode"
+EVERY = "every field"
 
 ABOUT = {
     "decode": "laspy.read of each file, coordinates as float64 and every dimension as a numpy array; no more",
@@ -18,22 +19,32 @@ ABOUT = {
     "s, CPU s": "medians of rounds in turn, all processes, from after the imports; whole: with the imports",
     "points/s": "of the seconds from after the imports",
     "open3d": "reads no LAS, so that there is no row of it",
-    "tiles": "square, edge to edge, rows in random order, every field and a label",
+    "tiles": "square, edge to edge, rows in random order, with a label and every field",
+    "few": "only intensity and the label are kept; decode and the script read whole files all the same",
 }
 """What the columns of a row mean."""
 
 
 def figures(rows: list[Row]) -> list[Figure]:
-    """What has to be shown, over all files, beside the kind of file where it is least."""
+    """What has to be shown, of rows that keep the same fields, beside the kind of file where it is least."""
     return [
-        _ratio("one CPU: points/s, of decode alone", rows, (OURS, 1), (DECODE, 1), 0.85),
-        _ratio("one CPU: points/s, of the script's", rows, (OURS, 1), (SCRIPT, 1), 1.5),
-        _ratio("two CPUs: points/s, of its own on one", rows, (OURS, 2), (OURS, 1), 1.8),
-        _ratio("two CPUs: points/s, of the script's", rows, (OURS, 2), (SCRIPT, 2)),
-        _ratio("one CPU: decode's CPU time to ours", rows, (OURS, 1), (DECODE, 1), figure="cpu_s"),
-        _ratio("one CPU: the script's CPU time to ours", rows, (OURS, 1), (SCRIPT, 1), figure="cpu_s"),
-        _ratio("one CPU, with imports: of decode alone", rows, (OURS, 1), (DECODE, 1), figure="whole_s"),
-        _ratio("one CPU, with imports: of the script's", rows, (OURS, 1), (SCRIPT, 1), figure="whole_s"),
+        figure
+        for kept in dict.fromkeys(row["fields"] for row in rows)
+        for figure in _figures(f", {kept}", [row for row in rows if row["fields"] == kept])
+    ]
+
+
+def _figures(end: str, rows: list[Row]) -> list[Figure]:
+    one, two, script, decode = (OURS, 1), (OURS, 2), (SCRIPT, 1), (DECODE, 1)
+    return [
+        _ratio(f"one CPU: points/s, of decode alone{end}", rows, one, decode, 0.85),
+        _ratio(f"one CPU: points/s, of the script's{end}", rows, one, script, 1.5),
+        _ratio(f"two CPUs: points/s, of its own on one{end}", rows, two, one, 1.8),
+        _ratio(f"two CPUs: points/s, of the script's{end}", rows, two, (SCRIPT, 2)),
+        _ratio(f"one CPU: decode's CPU time to ours{end}", rows, one, decode, figure="cpu_s"),
+        _ratio(f"one CPU: the script's CPU time to ours{end}", rows, one, script, figure="cpu_s"),
+        _ratio(f"one CPU, with imports: of decode alone{end}", rows, one, decode, figure="whole_s"),
+        _ratio(f"one CPU, with imports: of the script's{end}", rows, one, script, figure="whole_s"),
     ]
 
 

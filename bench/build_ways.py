@@ -45,6 +45,7 @@ def settings_of(job: Job) -> Any:
         root=Path(job["source"]),
         files=["*.laz"],
         classes=job["classes"],
+        fields=job.get("fields"),
         tiles=TileSettings(size=job["size"]),
         row_order="random",
         workers=job["workers"],

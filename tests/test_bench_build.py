@@ -18,7 +18,7 @@ from tamis import cli
 from tamis.bench import bench_build, build_script, build_ways
 from tamis.bench.bench_build import Kind, Way, measured, run
 from tamis.bench.build_check import differs
-from tamis.bench.build_table import DECODE, OURS, SCRIPT, figures, render
+from tamis.bench.build_table import DECODE, EVERY, OURS, SCRIPT, figures, render
 from tamis.errors import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,7 +109,8 @@ def test_other_tiles_files_and_statistics_are_found(both: Path) -> None:
 
 def row(way: str, workers: int, wall_s: float, kind: str = "a") -> dict[str, Any]:
     times = {"wall_s": wall_s, "cpu_s": wall_s * 2, "whole_s": wall_s + 1, "whole_cpu_s": wall_s}
-    return {"kind": kind, "way": way, "workers": workers, "points": 1000, "walls_s": [wall_s], **times}
+    about = {"kind": kind, "way": way, "workers": workers, "points": 1000, "fields": EVERY}
+    return {**about, "walls_s": [wall_s], **times}
 
 
 ROWS = [row(DECODE, 1, 9), row(SCRIPT, 1, 20), row(OURS, 1, 10), row(SCRIPT, 2, 12), row(OURS, 2, 5)]
@@ -122,6 +123,15 @@ def test_figures_are_ratios_over_all_kinds_beside_the_worst() -> None:
     assert (script.got, script.least, script.beside) == (22 / 12, 1.5, "1.00 for b")
     assert (two.got, two.least, two.holds) == (12 / 7, 1.8, False)
     assert next(f for f in found if "with imports: of decode" in f.what).got == 13 / 14
+
+
+def test_rows_with_other_fields_have_figures_of_their_own() -> None:
+    few = [{**one, "fields": "intensity", "wall_s": one["wall_s"] / 3} for one in ROWS[:3]]
+    few[-1]["wall_s"] = 1
+    found = figures([*ROWS, *few])
+    assert [f.got for f in found if f.what.startswith("one CPU: points/s, of decode")] == [0.9, 3]
+    assert found[0].what.endswith(", every field")
+    assert found[8].what.endswith(", intensity")
 
 
 def test_a_way_that_was_not_run_is_no_figure() -> None:
@@ -151,13 +161,15 @@ def test_a_folder_without_its_files_is_told(tmp_path: Path) -> None:
 def test_everything_is_measured(tmp_path: Path) -> None:
     write(tmp_path / "raw" / "a.laz", 500)
     mine = os.sched_getaffinity(0)
-    kinds = [Kind("made", "*.laz", SIZE), Kind("none", "*.las", SIZE)]
+    few = Kind("few", "*.laz", SIZE, ("intensity",))
+    kinds = [Kind("made", "*.laz", SIZE), few, Kind("none", "*.las", SIZE)]
     out = tmp_path / "out.json"
     report = run(tmp_path / "work", tmp_path / "raw", copies=2, rounds=1, out=out, kinds=kinds)
     assert os.sched_getaffinity(0) == mine
     ways = [(way.name, way.workers) for way in bench_build.WAYS if way.workers <= len(mine)]
-    assert sorted((row["way"], row["workers"]) for row in report["rows"]) == sorted(ways)
-    assert report["points"] == {"made": 1000}
+    assert sorted((row["way"], row["workers"]) for row in report["rows"]) == sorted(2 * ways)
+    assert report["points"] == {"made": 1000, "few": 1000}
+    assert {(row["kind"], row["fields"]) for row in report["rows"]} == {("made", EVERY), ("few", "intensity")}
     for found in report["rows"]:
         assert 0 < found["wall_s"] < found["whole_s"]
         assert 0 < found["cpu_s"] < found["whole_cpu_s"]
