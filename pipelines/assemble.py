@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import DataError
@@ -29,9 +28,10 @@ from .members import Member, about
 from .parts import Work
 from .records import SPLITS, Field
 from .settings import DataSettings
+from .shard_writer import ShardWriter
 from .splits import BlocksSplit
 from .statistics import Moments, described_splits, moments_of
-from .stored import Stored, packed
+from .stored import Stored
 from .tally import by_label
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,10 @@ class _Piece:
         """Bytes of the arrays."""
         files = zip(self.stored, self.part.owns, strict=True)
         return sum(int(one.rows.sum()) * sum(f.row_bytes for f in own.values()) for one, (_, own) in files)
+
+    def holds(self, place: int, fields: Mapping[str, Field]) -> bool:
+        """Whether its file at ``place``, the same in all parts, has just these fields, in this order."""
+        return [*self.part.owns[place][1].items()] == [*fields.items()]
 
 
 def assemble(
@@ -122,12 +126,18 @@ def _shard(folder: Path, first: Part, number: int, group: Sequence[_Piece]) -> d
     found = {}
     for place, (own, fields) in enumerate(first.owns):
         path = folder / shards.shard_name(number, own)
-        if len(group) == 1 and group[0].part.columns == first.columns:
+        if len(group) == 1 and group[0].holds(place, fields):
             _link(group[0].paths[place], path)
             found[path.name] = group[0].stored[place]
-        else:
-            shards.write_shard(path, shards.arrow_schema(fields), _batches(group, place, fields))
-            found[path.name] = packed(path, fields, [piece.stored[place] for piece in group])
+            continue
+        with ShardWriter(path, fields) as shard:
+            for piece in group:
+                if piece.holds(place, fields):
+                    shard.copy(piece.paths[place], piece.stored[place])
+                else:
+                    for arrays in shards.samples(piece.paths[place]):
+                        shard.write(arrays)
+            found[path.name] = shard.finish()
     return found
 
 
@@ -139,14 +149,6 @@ def _link(path: Path, to: Path) -> None:
         if error.errno not in (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
         shutil.copyfile(path, to)
-
-
-def _batches(group: Sequence[_Piece], place: int, fields: Mapping[str, Field]) -> Iterator[pa.RecordBatch]:
-    """The samples in the files at ``place`` of each shard: all parts have files of the same, in one order."""
-    for piece in group:
-        reader, _ = shards.opened(piece.paths[place])
-        for number in range(reader.num_record_batches):
-            yield reader.get_batch(number).select([*fields])
 
 
 def _counts(

@@ -22,22 +22,29 @@ CHUNK = 1 << 20
 _POLYNOMIAL = 0x82F63B78
 
 
-def running_of_samples(
-    data: NDArray[np.uint8], positions: NDArray[np.int64], rows: NDArray[np.int64], row_bytes: int
+def running_of_columns(
+    data: NDArray[np.uint8],
+    positions: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    row_bytes: NDArray[np.int64],
 ) -> NDArray[np.uint32]:
-    """The running sums of samples, one behind the other, that lie at ``positions`` (n,) in ``data``."""
+    """The running sums of samples of ``rows``, (n,), one behind the other, for each of their columns.
+
+    ``positions`` (columns, n): the bytes of ``data`` where they begin; ``row_bytes`` (columns,).
+    Returns (columns, sums).
+    """
     from . import running as compiled  # for those who write: it takes a compiler
 
-    sizes, step = rows * row_bytes, CHECK_ROWS * row_bytes
+    sizes, steps = np.outer(row_bytes, rows).ravel(), np.repeat(CHECK_ROWS * row_bytes, len(rows))
     if compiled.AVAILABLE:
-        return compiled.sums(data, positions, sizes, step)
+        return compiled.sums(data, positions.ravel(), sizes, steps).reshape(len(row_bytes), -1)
     found, view = list[int](), data.data
-    for at, size in zip(positions.tolist(), sizes.tolist(), strict=True):
+    for at, size, step in zip(positions.ravel().tolist(), sizes.tolist(), steps.tolist(), strict=True):
         value = 0
         for start in range(at, at + size, step):
             value = crc32c(view[start : min(start + step, at + size)], value)
             found.append(value)
-    return np.array(found, np.uint32)
+    return np.array(found, np.uint32).reshape(len(row_bytes), -1)
 
 
 def blocks(rows: int) -> int:
@@ -61,24 +68,53 @@ def first_damage(data: memoryview, sums: NDArray[np.uint32], row_bytes: int) -> 
 
 def file_sha256(*paths: Path) -> str:
     """SHA-256, in hex, of a file, or of some one after another."""
-    sha256, room = hashlib.sha256(), memoryview(bytearray(CHUNK))
+    sha256 = hashlib.sha256()
     for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while chunk := _filled(file, room):
-                sha256.update(chunk)
+        for chunk in _chunks(path):
+            sha256.update(chunk)
     return sha256.hexdigest()
+
+
+class ChunkSums:
+    """Size in bytes, and the CRC32C of every MiB, of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.crc32c: list[int] = []
+
+    def add(self, data: memoryview) -> None:
+        """Count the bytes that follow."""
+        while data:
+            begun = self.bytes % CHUNK
+            piece = data[: CHUNK - begun]
+            self.crc32c.append(crc32c(piece, self.crc32c.pop() if begun else 0))
+            self.bytes += len(piece)
+            data = data[len(piece) :]
 
 
 def chunk_sums(path: Path) -> tuple[int, str, list[int]]:
     """Size in bytes, SHA-256 in hex, and the CRC32C of every MiB of a file."""
-    sha256, sums, room = hashlib.sha256(), list[int](), memoryview(bytearray(CHUNK))
+    sha256, sums = hashlib.sha256(), ChunkSums()
+    for chunk in _chunks(path):
+        sha256.update(chunk)
+        sums.add(chunk)
+    return sums.bytes, sha256.hexdigest(), sums.crc32c
+
+
+def crc_sums(path: Path) -> tuple[int, list[int]]:
+    """Size in bytes, and the CRC32C of every MiB of a file."""
+    sums = ChunkSums()
+    for chunk in _chunks(path):
+        sums.add(chunk)
+    return sums.bytes, sums.crc32c
+
+
+def _chunks(path: Path) -> Iterator[memoryview]:
+    """The MiB of a file; each is valid until the next."""
+    room = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as file:
-        size = 0
         while chunk := _filled(file, room):
-            size += len(chunk)
-            sha256.update(chunk)
-            sums.append(crc32c(chunk))
-    return size, sha256.hexdigest(), sums
+            yield chunk
 
 
 def _filled(file: FileIO, room: memoryview) -> memoryview:

@@ -51,6 +51,13 @@ class Points:
         return fields
 
 
+def wanted(settings: DataSettings) -> frozenset[str] | None:
+    """The fields that `select` looks for in a scan; None for all it has."""
+    if settings.fields is None:
+        return None
+    return frozenset([*settings.fields, *([settings.label] if settings.classes else [])])
+
+
 def select(path: Path, scan: Scan, settings: DataSettings) -> Points:
     """Drop rows without a finite coordinate or outside the bounds; choose fields; number the classes.
 
@@ -150,7 +157,7 @@ def _check_size(path: Path, xyz: NDArray[np.float64], numbers: NDArray[np.int64]
 
 def _field(path: Path, scan: Scan, name: str, key: str, row: NDArray[np.int64] | None) -> NDArray[Any]:
     if name not in scan.fields:
-        there = ", ".join(scan.fields) or "no field but x, y, z"
+        there = ", ".join(scan.names or scan.fields) or "no field but x, y, z"
         raise DataError(path, f"has no field '{name}' (it has {there})", f"correct {key}")
     values = scan.fields[name]
     return storable(path, name, values if row is None else values[row])

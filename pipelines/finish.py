@@ -17,7 +17,7 @@ from ..errors import DataError
 from ..files import sync, write_atomic
 from ..samplers.threads import threads_for
 from . import manifest, shards
-from .manifest import Column, Counts, Figures, Manifest, Range, Skipped, SourceDigest
+from .manifest import Column, Counts, Figures, FileDigest, Manifest, Range, Skipped, SourceDigest
 from .records import CHECK_ROWS, SPLITS, sample_id, sample_name
 from .settings import DataSettings
 from .statistics import Moments, described_splits, every, step_of
@@ -92,9 +92,7 @@ def finish(
     index = write_tables(folder, about, layout, described, whole)
     names = sorted(path.name for path in folder.iterdir())
     with ThreadPoolExecutor(threads_for(None, len(names))) as pool:
-        digests = pool.map(
-            lambda name: whole[name].digest if name in whole else digest_of(folder / name), names
-        )
+        digests = pool.map(lambda name: _digest(folder / name, whole.get(name)), names)
         files = dict(zip(names, digests, strict=True))
         for _ in pool.map(lambda name: sync(folder / name), names):
             pass
@@ -115,6 +113,13 @@ def finish(
         fingerprint=manifest.fingerprint(described.columns, described.annotations, ranges, files),
     )
     write_atomic(folder / manifest.NAME, manifest.seal(described_whole))
+
+
+def _digest(path: Path, known: Stored | None) -> FileDigest:
+    """The digest of a file, which may be known."""
+    if known is None or known.digest is None or known.digest.sha256 is None:
+        return digest_of(path)
+    return FileDigest(bytes=known.digest.bytes, sha256=known.digest.sha256, crc32c=known.digest.crc32c)
 
 
 def looked_through(

@@ -1,7 +1,7 @@
 """What a build has finished: one part a source, and a record of it, so that a killed build goes on.
 
 A part is shards of one source, each of one split. Nothing is flushed to the disk here: what a power cut left
-damaged is found by its digests, and made again.
+damaged is found by its checksums, and made again.
 Sources that could not be made are recorded as well, so that a build that leaves them out need not try again.
 """
 
@@ -20,11 +20,12 @@ import pydantic
 from numpy.typing import NDArray
 
 from ..config import Model
-from .manifest import Column, FileDigest, Skipped
+from .checks import chunk_sums, crc_sums
+from .manifest import Column, Skipped
 from .raw import Raw
 from .records import Field
 from .statistics import Spread
-from .stored import Own, Stored, digest_of, owns, stored
+from .stored import Digest, Own, Stored, owns, stored
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +42,14 @@ class PartSample(Model):
 
 
 class PartFile(Model):
-    """One shard of a part: its samples, and the digests of its files by annotation, that of columns first."""
+    """One shard of a part: its samples, and the digests of its files by annotation, that of columns first.
+
+    They have a SHA-256 where the files are to be a shard of the dataset as they are.
+    """
 
     split: str
     samples: list[PartSample]
-    digests: list[FileDigest]
+    digests: list[Digest]
 
 
 class SplitFigures(Model):
@@ -191,7 +195,7 @@ class Journal:
             if known.sha256 != _sha256(known.part):
                 return None
             for file, paths in self.paths(known.part):
-                if [digest_of(path) for path in paths] != file.digests:
+                if not all(map(_is_whole, paths, file.digests)):
                     return None
         except (FileNotFoundError, pydantic.ValidationError):
             return None
@@ -257,6 +261,13 @@ def _write(path: Path, text: str) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _is_whole(path: Path, digest: Digest) -> bool:
+    """Whether a file is as it was written."""
+    if digest.sha256 is None:
+        return crc_sums(path) == (digest.bytes, digest.crc32c)
+    return chunk_sums(path) == (digest.bytes, digest.sha256, digest.crc32c)
 
 
 def _name(source: str) -> str:

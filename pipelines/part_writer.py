@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow as pa
+import numpy as np
 from numpy.typing import NDArray
 
 from . import shards
 from .journal import Journal, PartFile, PartSample, temporary
 from .manifest import Column
-from .stored import Stored, owns, stored
+from .shard_writer import ShardWriter
+from .stored import Digest, Stored, digest_of, owns
 
-_BUFFERED = 1 << 20
-
-
-class _Sink(NamedTuple):
-    """An Arrow file that is being written."""
-
-    path: Path
-    file: Any
-    writer: Any
-
-    def close(self) -> None:
-        self.writer.close()
-        self.file.close()
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class _Shard:
-    """One shard: its samples, their bytes, and a sink of each of its files."""
+    """One shard: its samples, their bytes, and a writer of each of its files."""
 
-    def __init__(self, split: str, sinks: list[_Sink]) -> None:
-        self.split, self.sinks = split, sinks
+    def __init__(self, split: str, files: list[ShardWriter]) -> None:
+        self.split, self.files = split, files
         self.samples: list[PartSample] = []
         self.bytes = 0
+        self.stored: list[Stored] = []
+
+    def write(self, samples: Sequence[PartSample], columns: Arrays, annotations: Sequence[Arrays]) -> None:
+        """Write samples: their ``columns`` one behind the other, the ``annotations`` of each."""
+        rows = {name: [sample.rows for sample in samples] for name in columns}
+        rows |= {name: [len(own[name]) for own in annotations] for name in annotations[0]}
+        beside = {name: np.concatenate([own[name] for own in annotations]) for name in annotations[0]}
+        for file in self.files:
+            file.write({**columns, **beside}, rows[file.names[0]])
+        self.samples += samples
+
+    def end(self, limit: int) -> None:
+        """End the files. One that stays a shard needs a SHA-256; others are packed, and read for it then."""
+        self.stored = [file.finish() for file in self.files]
+        if shards.stays_alone(self.bytes, limit):
+            self.stored = [
+                replace(one, digest=Digest(**digest_of(file.path).model_dump()))
+                for one, file in zip(self.stored, self.files, strict=True)
+            ]
 
 
 class PartWriter:
@@ -54,9 +63,8 @@ class PartWriter:
         limit: int,
     ) -> None:
         self._journal, self._source, self._limit = journal, source, limit
-        self._owns = [
-            (own, fields, shards.arrow_schema(fields)) for own, fields in owns(columns, annotations)
-        ]
+        self._owns = owns(columns, annotations)
+        self._row_bytes = sum(column.field().row_bytes for column in columns)
         self._all: list[_Shard] = []
         self._open: dict[str, _Shard] = {}
 
@@ -67,56 +75,59 @@ class PartWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            for shard in self._open.values():
-                for sink in shard.sinks:
-                    sink.file.close()
-            for path in self.temporary:
-                path.unlink(missing_ok=True)
+            for shard in self._all:
+                for file in shard.files:
+                    file.close()
+                    file.path.unlink(missing_ok=True)
 
     @property
     def temporary(self) -> list[Path]:
         """All files that were written, in the order of `Journal.paths`."""
-        return [sink.path for shard in self._all for sink in shard.sinks]
+        return [file.path for shard in self._all for file in shard.files]
 
-    def add(self, sample: PartSample, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write a sample: its columns and annotations."""
-        size = sum(arrays[name].nbytes for _, fields, _ in self._owns for name in fields)
-        shard = self._open.get(sample.split)
-        if shard is None or (shard.samples and shard.bytes + size > self._limit):
-            shard = self._begin(sample.split)
-        for sink, (_, _, schema) in zip(shard.sinks, self._owns, strict=True):
-            sink.writer.write_batch(shards.to_batch(schema, arrays))
-        shard.samples.append(sample)
-        shard.bytes += size
+    def add(self, samples: Sequence[PartSample], columns: Arrays, annotations: Sequence[Arrays]) -> None:
+        """Write samples of one split: their ``columns`` one behind the other, the ``annotations`` of each."""
+        sizes = [
+            sample.rows * self._row_bytes + sum(values.nbytes for values in own.values())
+            for sample, own in zip(samples, annotations, strict=True)
+        ]
+        ends = np.cumsum([0, *(sample.rows for sample in samples)]).tolist()
+        first = 0
+        while first < len(samples):
+            shard = self._with_room(samples[first].split, sizes[first])
+            stop = first
+            while stop < len(samples) and (stop == first or shard.bytes + sizes[stop] <= self._limit):
+                shard.bytes += sizes[stop]
+                stop += 1
+            own = {name: values[ends[first] : ends[stop]] for name, values in columns.items()}
+            shard.write(samples[first:stop], own, annotations[first:stop])
+            first = stop
 
     def close(self) -> tuple[list[PartFile], list[list[Stored]]]:
-        """End the files and look through them."""
+        """End the files: what is recorded of them, and what lies where in them."""
         for shard in self._open.values():
-            for sink in shard.sinks:
-                sink.close()
+            shard.end(self._limit)
         self._open = {}
-        files, found = [], []
-        for shard in self._all:
-            own = [
-                stored(sink.path, fields)
-                for sink, (_, fields, _) in zip(shard.sinks, self._owns, strict=True)
-            ]
-            files.append(
-                PartFile(split=shard.split, samples=shard.samples, digests=[one.digest for one in own])
+        files = [
+            PartFile(
+                split=shard.split,
+                samples=shard.samples,
+                digests=[one.digest for one in shard.stored if one.digest],
             )
-            found.append(own)
-        return files, found
+            for shard in self._all
+        ]
+        return files, [shard.stored for shard in self._all]
 
-    def _begin(self, split: str) -> _Shard:
-        before = self._open.pop(split, None)
-        if before is not None:
-            for sink in before.sinks:
-                sink.close()
+    def _with_room(self, split: str, size: int) -> _Shard:
+        """The open shard of a split, or one that begins if ``size`` bytes more were too many."""
+        before = self._open.get(split)
+        if before and before.bytes + size <= self._limit:
+            return before
+        if before:
+            self._open.pop(split).end(self._limit)
         shard = self._open[split] = _Shard(split, [])
         self._all.append(shard)
-        for own, _, schema in self._owns:
+        for own, fields in self._owns:
             path = temporary(self._journal.path(self._source, len(self._all) - 1, own))
-            # Each column of a sample would be a call of the system for itself.
-            file = pa.BufferedOutputStream(pa.OSFile(str(path), "wb"), _BUFFERED)
-            shard.sinks.append(_Sink(path, file, pa.ipc.new_file(file, schema)))
+            shard.files.append(ShardWriter(path, fields, sha256=False))
         return shard

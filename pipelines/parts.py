@@ -17,7 +17,7 @@ from ..metrics import Meter
 from . import sources
 from .annotations import Annotations, stored
 from .annotations import columns as columns_of_annotations
-from .cut import Columns, Points, joined, select, warn_of_dropped
+from .cut import Columns, Points, joined, select, wanted, warn_of_dropped
 from .journal import Finished, Journal, Part, PartSample, SplitFigures
 from .manifest import Column, SourceDigest
 from .part_writer import PartWriter
@@ -154,7 +154,7 @@ class _Making:
                 )
             else:
                 with self._meter.time("build.read"):
-                    read = raw.opened(self._source)
+                    read = raw.opened(self._source, wanted(self._settings))
                 files, objects = read.files, read.objects
                 found = self._objects(read.scans) if objects else self._ground(read.scans)
             with self._meter.time("build.read", items=0):
@@ -182,7 +182,7 @@ class _Making:
 
     def _chunks(self) -> Iterator[Points]:
         """The kept points of the source, some rows at a time."""
-        scans = chunked(self._path, self._settings.read, _CHUNK_ROWS)
+        scans = chunked(self._path, self._settings.read, _CHUNK_ROWS, wanted(self._settings))
         assert scans is not None
         while True:
             try:
@@ -246,23 +246,26 @@ class _Making:
             labels = columns.get("label") if self._settings.classes else None
         size = sum(values.nbytes for values in columns.values())
         meter.add("build.pack", points_in=len(pieces.rows), points_out=len(pieces.rows), bytes=size)
-        annotations: Iterable[Annotations] = itertools.repeat({})
+        annotations: Sequence[Annotations] = [{}] * len(pieces)
         if points.annotations:
-            annotations = annotations_of(points, pieces, self._settings, self._path)
+            annotations = [*annotations_of(points, pieces, self._settings, self._path)]
+        self._boxes += sum(len(own.get("boxes", ())) for own in annotations)
         with meter.time("build.write", items=len(pieces)):
-            for i, own in zip(range(len(pieces)), annotations, strict=False):
+            samples = []
+            for i, own in enumerate(annotations):
                 begin, end = int(pieces.starts[i]), int(pieces.starts[i + 1])
-                self._boxes += len(own.get("boxes", ()))
                 label = _label(labels[begin:end] if labels is not None else own.get("label"))
-                sample = PartSample(
-                    split=pieces.split,
-                    tile=int(pieces.tile[i]),
-                    rows=end - begin,
-                    origin=pieces.origin[i].tolist(),
-                    bounds=pieces.bounds[i].ravel().tolist(),
-                    label=label,
+                samples.append(
+                    PartSample(
+                        split=pieces.split,
+                        tile=int(pieces.tile[i]),
+                        rows=end - begin,
+                        origin=pieces.origin[i].tolist(),
+                        bounds=pieces.bounds[i].ravel().tolist(),
+                        label=label,
+                    )
                 )
-                writer.add(sample, {name: values[begin:end] for name, values in columns.items()} | own)
+            writer.add(samples, columns, annotations)
         meter.add("build.write", points_in=len(pieces.rows), points_out=len(pieces.rows), bytes=size)
 
     def _holds(self, pieces: Pieces, i: int, columns: Columns) -> bool:

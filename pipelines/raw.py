@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,10 +76,10 @@ class Raw(NamedTuple):
             return names, sources.splits_by_file(self.root, split, names)
         return names, {name: found[name] for name in names if found[name] != "train"}
 
-    def opened(self, name: str) -> Source:
-        """Read a source. Raises DataError as `readers.opened` does."""
+    def opened(self, name: str, wanted: Collection[str] | None = None) -> Source:
+        """Read a source, with the ``wanted`` fields at least. Raises DataError as `readers.opened` does."""
         if self._layout is None:
-            return opened(self.root / name, self.settings.read)
+            return opened(self.root / name, self.settings.read, wanted)
         read = self._layout.read(self.root, name, **self._asked)
         return Source([read] if isinstance(read, Scan) else read, self._layout.objects, self.files(name))
 

@@ -31,7 +31,8 @@ from .made import made_of, settings_of
 from .manifest import Manifest
 from .parts import Work
 from .raw import Raw, completed
-from .stored import Own, Stored, digest_of, owns, stored
+from .shard_writer import write_shard
+from .stored import Own, Stored, digest_of, owns
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +173,7 @@ class _Repair:
                     for row in np.flatnonzero(shard == number).tolist()
                 ]
                 path, fields = self._fresh / name, self._fields[own]
-                shards.write_shard(path, shards.arrow_schema(fields), self._batches(keys, found, own))
-                known[name] = stored(path, fields)
+                known[name] = write_shard(path, fields, self._samples(keys, found, own))
         if len(self._shards) < len(self._damaged):
             there = self._there
             described = Described(
@@ -260,9 +260,9 @@ class _Repair:
             for number, sample in enumerate(file.samples)
         }
 
-    def _batches(
+    def _samples(
         self, keys: Sequence[Any], found: Mapping[Any, tuple[list[Path], int]], own: Own
-    ) -> Iterator[Any]:
+    ) -> Iterator[dict[str, NDArray[Any]]]:
         place = [name for name, _ in self._owns].index(own)
         opened: tuple[Path | None, Any] = None, None
         for key in keys:
@@ -272,4 +272,4 @@ class _Repair:
             paths, number = found[key]
             if opened[0] != paths[place]:
                 opened = paths[place], shards.opened(paths[place])[0]
-            yield opened[1].get_batch(number).select([*self._fields[own]])
+            yield shards.from_batch(opened[1].get_batch(number))

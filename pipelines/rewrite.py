@@ -22,8 +22,10 @@ from .made import Made, made_of
 from .manifest import Column, Skipped, SourceDigest
 from .members import Member, about
 from .out_of_sight import shown
-from .records import SPLITS, Field
+from .records import SPLITS
 from .settings import DataSettings
+from .shard_writer import ShardWriter
+from .stored import Own, Stored, owns
 from .tally import Tally
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -62,31 +64,30 @@ def place(member: Member) -> tuple[int, str, int]:
 
 def write(folder: Path, samples: Samples, settings: DataSettings, raw: FromRaw) -> None:
     """Write the dataset of ``samples`` to ``folder``, each read once, ``dataset.json`` last."""
-    fields, annotations = _fields(samples.columns), _fields(samples.annotations)
+    fields = {column.name: column.field() for column in samples.columns}
     splits = [member.about.split for member in samples.members]
     names = [member.source for member in samples.members]
     layout = shards.divide(samples.sizes, splits, names, settings.shard_mb << 20)
     tally = Tally(fields, samples.members, len(settings.classes))
-    rows = Counter[tuple[str, str]]()
-    for number, own in enumerate(layout):
-        split = splits[own.start]
+    rows, known = Counter[tuple[str, Own]](), dict[str, Stored]()
+    for number, places in enumerate(layout):
         with ExitStack() as stack:
-            writers = {
-                name: stack.enter_context(_writing(folder, number, name, one))
-                for name, one in annotations.items()
+            files = {
+                own: stack.enter_context(ShardWriter(folder / shards.shard_name(number, own), those))
+                for own, those in owns(samples.columns, samples.annotations)
             }
-            batches = _batches(samples, own, shards.arrow_schema(fields), writers)
-            if fields:
-                path = folder / shards.shard_name(number)
-                shards.write_shard(path, shards.arrow_schema(fields), tally.counted(batches, split))
-            else:
-                for _ in batches:
-                    pass
-        for name, (_, _, counted) in writers.items():
-            rows[split, name] += sum(counted)
+            for place in places:
+                arrays = samples.arrays(place)
+                if fields:
+                    tally.add(arrays)
+                for file in files.values():
+                    file.write(arrays)
+            for own, file in files.items():
+                known[file.path.name] = file.finish()
+                rows[splits[places.start], own] += int(known[file.path.name].rows.sum())
     counts = tally.counts(list(settings.classes), raw.dropped)
     for split, count in counts.splits.items():
-        mine = {name: rows[split, name] for name in annotations}
+        mine = {one.name: rows[split, one.name] for one in samples.annotations}
         counts.splits[split] = count.model_copy(update={"annotations": mine})
     described = Described(
         columns=samples.columns,
@@ -97,27 +98,7 @@ def write(folder: Path, samples: Samples, settings: DataSettings, raw: FromRaw) 
         sources=dict(raw.sources),
         skipped=raw.skipped,
     )
-    finish(folder, about(samples.members), layout, described, settings)
-
-
-@contextmanager
-def _writing(folder: Path, number: int, name: str, field: Field) -> Iterator[tuple[Any, Any, list[int]]]:
-    """Schema and writer of an annotation's shard, and a list for the rows of its samples."""
-    schema = shards.arrow_schema({name: field})
-    with shards.writing(folder / shards.shard_name(number, name), schema) as writer:
-        yield schema, writer, []
-
-
-def _batches(
-    samples: Samples, rows: range, schema: Any, writers: Mapping[str, tuple[Any, Any, list[int]]]
-) -> Iterator[Any]:
-    """The columns of samples; their annotations are written on the way, so that each is read once."""
-    for row in rows:
-        arrays = samples.arrays(row)
-        for name, (own, writer, counted) in writers.items():
-            writer.write_batch(shards.to_batch(own, arrays))
-            counted.append(len(arrays[name]))
-        yield shards.to_batch(schema, arrays) if schema.names else None
+    finish(folder, about(samples.members), layout, described, settings, known)
 
 
 def make(out: Path, wanted: Made, inputs: Sequence[Dataset], fill: Callable[[Path], None]) -> Dataset:
@@ -179,7 +160,3 @@ def told(dataset: Dataset) -> str:
     for what, fields in (("columns", dataset.schema), ("annotations", dataset.annotations)):
         text += f"; {what} {', '.join(fields)}" if fields else ""
     return text
-
-
-def _fields(columns: Sequence[Column]) -> dict[str, Field]:
-    return {column.name: column.field() for column in columns}

@@ -43,15 +43,18 @@ _TABLE = _of_byte()
 
 
 def sums(
-    data: NDArray[np.uint8], positions: NDArray[np.int64], sizes: NDArray[np.int64], step: int
+    data: NDArray[np.uint8],
+    positions: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    steps: NDArray[np.int64],
 ) -> NDArray[np.uint32]:
-    """CRC32C of the first ``step``, 2 ``step``, ... bytes, and of all, of each of many pieces of ``data``.
+    """CRC32C of the first step, 2 steps, ... bytes, and of all, of each of many pieces of ``data``.
 
-    ``positions`` and ``sizes``: the bytes where they begin and that they have. The sums of one piece stand
-    behind those of the one before: uint32.
+    ``positions``, ``sizes`` and ``steps`` (n,): the bytes where they begin, that they have, and of a step.
+    The sums of one piece stand behind those of the one before: uint32.
     """
-    found = np.empty(int((-(-sizes // step)).sum()), np.uint32)
-    _sums(data, positions, sizes, step, _TABLE, found)
+    found = np.empty(int((-(-sizes // steps)).sum()), np.uint32)
+    _sums(data, positions, sizes, steps, _TABLE, found)
     return found
 
 
@@ -60,14 +63,14 @@ def _sums(
     data: NDArray[np.uint8],
     positions: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    step: int,
+    steps: NDArray[np.int64],
     table: NDArray[np.uint64],
     found: NDArray[np.uint32],
 ) -> None:
     block = 0
     for piece in range(len(positions)):
         register, at = np.uint64(0xFFFFFFFF), positions[piece]
-        stop = at + sizes[piece]
+        stop, step = at + sizes[piece], steps[piece]
         while at < stop:
             end = min(at + step, stop)
             words = data[at : at + (end - at) // 8 * 8].view(np.uint64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,16 +93,9 @@ def from_batch(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
     return columns
 
 
-@contextmanager
-def writing(path: Path, schema: pa.Schema) -> Iterator[Any]:
-    """An Arrow file to write batches to; it is for the caller to `sync` it."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        yield writer
-
-
 def write_table(path: Path, schema: pa.Schema, columns: Mapping[str, Any]) -> None:
-    """Write one record batch, so that each column lies in one piece."""
-    with writing(path, schema) as writer:
+    """Write one record batch, so that each column lies in one piece; it is for the caller to `sync` it."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(to_batch(schema, columns))
 
 
@@ -111,6 +103,13 @@ def opened(path: Path) -> tuple[Any, Any]:
     """A file, mapped into memory: its Arrow reader, and the buffer of all its bytes."""
     buffer = pa.memory_map(str(path)).read_buffer()
     return pa.ipc.open_file(pa.BufferReader(buffer)), buffer
+
+
+def samples(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
+    """The columns of each sample of a shard, in its order: views of the file, mapped into memory."""
+    reader, _ = opened(path)
+    for number in range(reader.num_record_batches):
+        yield from_batch(reader.get_batch(number))
 
 
 def divide(sizes: Sequence[int], splits: Sequence[str], sources: Sequence[str], limit: int) -> list[range]:
@@ -132,6 +131,11 @@ def divide(sizes: Sequence[int], splits: Sequence[str], sources: Sequence[str], 
     return [range(pieces[group.start].start, pieces[group.stop - 1].stop) for group in groups]
 
 
+def stays_alone(size: int, limit: int) -> bool:
+    """Whether a shard of a single source is so large that it is taken as it is."""
+    return size * _ALONE >= limit
+
+
 def pack(sizes: Sequence[int], splits: Sequence[str], limit: int) -> list[range]:
     """Shards of single sources, in order, to the shards of a dataset: large ones alone, small ones together.
 
@@ -140,7 +144,7 @@ def pack(sizes: Sequence[int], splits: Sequence[str], limit: int) -> list[range]
     groups: list[range] = []
     first, total = 0, 0
     for i, size in enumerate(sizes):
-        alone = size * _ALONE >= limit
+        alone = stays_alone(size, limit)
         if i > first and (alone or total + size > limit or splits[i] != splits[first]):
             groups.append(range(first, i))
             first, total = i, 0
@@ -151,13 +155,6 @@ def pack(sizes: Sequence[int], splits: Sequence[str], limit: int) -> list[range]
     if len(sizes) > first:
         groups.append(range(first, len(sizes)))
     return groups
-
-
-def write_shard(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write one shard."""
-    with writing(path, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
 
 
 class Places(NamedTuple):

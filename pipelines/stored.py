@@ -1,4 +1,4 @@
-"""What lies in a finished shard, read back from it: digests, and the place and checksums of each column."""
+"""What lies in a shard: the place and checksums of each column, and digests of the file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import Model
 from . import shards
-from .checks import chunk_sums, running_of_samples
+from .checks import chunk_sums, running_of_columns
 from .manifest import Column, FileDigest
 from .records import Field
 
@@ -18,14 +19,23 @@ Own = str | None
 """Which arrays of samples: an annotation's name, or None for the columns."""
 
 
+class Digest(Model):
+    """Size and CRC32C of every MiB of a file, which find damage, and SHA-256 in hex where it is needed."""
+
+    bytes: int
+    sha256: str | None
+    crc32c: list[int]
+
+
 @dataclass(frozen=True)
 class Stored:
-    """A file's digest, and of each sample in it: ``rows`` int64 (n,), ``positions``: name -> int64 (n,).
+    """Of each sample in a file: ``rows`` int64 (n,), ``positions``: name -> int64 (n,).
 
-    ``sums``: name -> the running checksums of all samples, one sample behind the other, uint32.
+    ``sums``: name -> the running checksums of all samples, one sample behind the other, uint32. ``digest``:
+    the file's, None where it was not asked for.
     """
 
-    digest: FileDigest
+    digest: Digest | None
     rows: NDArray[np.int64]
     positions: dict[str, NDArray[np.int64]]
     sums: dict[str, NDArray[np.uint32]]
@@ -45,18 +55,9 @@ def digest_of(path: Path) -> FileDigest:
     return FileDigest(bytes=size, sha256=sha256, crc32c=crc32c)
 
 
-def stored(path: Path, fields: Mapping[str, Field], digest: FileDigest | None = None) -> Stored:
+def stored(path: Path, fields: Mapping[str, Field], digest: Digest | None = None) -> Stored:
     """Look through a finished shard: its columns, or one annotation. ``digest``: its own, if it is known."""
     data, rows, positions = shards.places(path, fields)
-    sums = {
-        name: running_of_samples(data, positions[name], rows, field.row_bytes)
-        for name, field in fields.items()
-    }
-    return Stored(digest or digest_of(path), rows, positions, sums)
-
-
-def packed(path: Path, fields: Mapping[str, Field], parts: Sequence[Stored]) -> Stored:
-    """Look through a shard that was packed of others, whose samples' sums are known."""
-    _, rows, positions = shards.places(path, fields)
-    sums = {name: np.concatenate([part.sums[name] for part in parts]) for name in fields}
-    return Stored(digest_of(path), rows, positions, sums)
+    row_bytes = np.array([field.row_bytes for field in fields.values()], np.int64)
+    sums = running_of_columns(data, np.stack([*positions.values()]), rows, row_bytes)
+    return Stored(digest, rows, positions, dict(zip(fields, sums, strict=True)))

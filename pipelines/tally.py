@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from . import shards
 from .manifest import Counts, SplitCounts
 from .members import Member
 from .records import SPLITS, Field
@@ -65,15 +63,14 @@ class Tally:
     def _none(self) -> Counted:
         return Counted(self._widths, self._number)
 
-    def counted(self, batches: Iterator[pa.RecordBatch], split: str) -> Iterator[pa.RecordBatch]:
-        """Pass the batches of one split on, which are those of the next members."""
-        for batch in batches:
-            source = split, next(self._coming).source
-            if source != self._source:
-                self._merge()
-                self._source = source
-            self._own.add(shards.from_batch(batch))
-            yield batch
+    def add(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Count the columns of the next member."""
+        member = next(self._coming)
+        source = member.about.split, member.source
+        if source != self._source:
+            self._merge()
+            self._source = source
+        self._own.add(columns)
 
     def moments(self) -> dict[str, Moments]:
         """Those of what is described, source by source, as a build counts them."""

@@ -11,10 +11,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import DataError
@@ -25,6 +23,8 @@ from .finish import About, Described, finish, warn_of_empty_splits
 from .manifest import Column, Counts, SourceDigest, SplitCounts
 from .records import SPLITS
 from .settings import DataSettings, TextSettings
+from .shard_writer import ShardWriter
+from .stored import Stored
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,11 @@ Tokens = NDArray[np.uint16]
 
 @dataclass
 class _Split:
-    """One split: its shards by their samples, and where each sample begins."""
+    """One split: its shards by their samples, what is stored in them, and where each sample begins."""
 
     name: str
     sizes: list[int] = field(default_factory=list)
+    stored: dict[str, Stored] = field(default_factory=dict)
     source: list[str] = field(default_factory=list)
     tile: list[int] = field(default_factory=list)
     tokens: int = 0
@@ -130,7 +131,8 @@ def assemble(
         row_order="source",
         sources=dict(sorted(sources.items())),
     )
-    finish(folder, about, layout, described, settings)
+    known = {name: stored for split in splits for name, stored in split.stored.items()}
+    finish(folder, about, layout, described, settings, known)
 
 
 class Documents:
@@ -207,25 +209,20 @@ def _write(
 ) -> _Split:
     """Write the shards of one split, the first one with number ``first``."""
     split, column = _Split(name), _column()
-    length, itemsize = text.length, column.field().dtype.itemsize
-    schema = shards.arrow_schema({TOKENS: column.field()})
-    per_shard = max((shard_mb << 20) // (length * itemsize), 1)
+    length, field = text.length, column.field()
+    per_shard = max((shard_mb << 20) // (length * field.row_bytes), 1)
     for tokens in regroup(documents, per_shard * length):
         samples = -(-len(tokens) // length)
+        rows = [length] * (samples - 1) + [len(tokens) - length * (samples - 1)]
         path = folder / shards.shard_name(first + len(split.sizes), TOKENS)
-        with meter.time("build.write", items=samples):
-            shards.write_shard(path, schema, _batches(tokens, length, schema))
+        with meter.time("build.write", items=samples), ShardWriter(path, {TOKENS: field}) as shard:
+            shard.write({TOKENS: tokens}, rows)
+            split.stored[path.name] = shard.finish()
         meter.add("build.write", points_in=len(tokens), points_out=len(tokens), bytes=tokens.nbytes)
         split.sizes.append(samples)
         split.tokens += len(tokens)
     split.source, split.tile = documents.places(np.arange(0, split.tokens, length))
     return split
-
-
-def _batches(tokens: Tokens, length: int, schema: Any) -> Iterator[Any]:
-    whole = pa.record_batch([pa.array(tokens)], schema=schema)
-    for start in range(0, len(tokens), length):
-        yield whole.slice(start, length)
 
 
 def _column() -> Column:

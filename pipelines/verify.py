@@ -84,7 +84,7 @@ def _check_shard(
     shard = shards.shard_of(name)
     if faults or shard is None:
         return faults, None
-    return [], stored(folder / name, _fields(described, shard[1]), described.files[name])
+    return [], stored(folder / name, _fields(described, shard[1]))
 
 
 def _faults(folder: Path, described: Manifest, name: str, tables_whole: bool) -> Iterator[Problem]:

@@ -23,6 +23,7 @@ from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.finish import About, Described, finish
 from tamis.pipelines.manifest import Column, Counts, SplitCounts
 from tamis.pipelines.settings import DataSettings
+from tamis.pipelines.shard_writer import write_shard
 from tamis.pipelines.statistics import moments_of
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -63,11 +64,11 @@ def write_dataset() -> Callable[..., Dataset]:
     ) -> Dataset:
         folder.mkdir()
         for own in [*([columns] if columns else []), *([one] for one in annotations)]:
-            schema = shards.arrow_schema({column.name: column.field() for column in own})
+            fields = {column.name: column.field() for column in own}
             annotation = None if own is columns else own[0].name
             for number, rows in enumerate(layout):
                 path = folder / shards.shard_name(number, annotation)
-                shards.write_shard(path, schema, (shards.to_batch(schema, samples[row]) for row in rows))
+                write_shard(path, fields, (samples[row] for row in rows))
         n, points = len(samples), sum(len(sample[columns[0].name]) for sample in samples) if columns else 0
         counts = SplitCounts(
             samples=n,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .formats import SUFFIXES, format_of
+from .formats import SUFFIXES, Format, format_of
 from .settings import ReadSettings
 from .units import check
 
@@ -39,13 +39,15 @@ class Scan:
     """A cloud of a file: ``xyz`` float64 (n, 3) in its units; ``fields``: name -> (n,) or (n, w).
 
     ``first``: which point of the file the cloud's first one is. ``annotations``: name -> array with rows of
-    its own (boxes, poses, image bytes), positions in it as those of ``xyz``.
+    its own (boxes, poses, image bytes), positions in it as those of ``xyz``. ``names``: of all fields of the
+    file, in their order, from a reader that can leave out some.
     """
 
     xyz: NDArray[np.float64]
     fields: dict[str, NDArray[Any]]
     first: int = 0
     annotations: dict[str, NDArray[Any]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,12 @@ def files_of(path: Path, settings: ReadSettings | None = None) -> tuple[Path, ..
     return (path, idx.labels_of(path)) if format_of(path).module == "idx" else (path,)
 
 
-def opened(path: Path, settings: ReadSettings | None = None) -> Source:
-    """Read a file whole, with every field it has.
+def opened(path: Path, settings: ReadSettings | None = None, wanted: Collection[str] | None = None) -> Source:
+    """Read a file whole, with every field it has, or with those ``wanted``, which takes less time.
 
-    Fields keep their name, type and values; ``red``, ``green``, ``blue`` become ``rgb`` (n, 3). `storable`
-    brings those that are kept to a type that can be stored.
+    Fields that are not wanted are there all the same in formats whose reader cannot leave them out. Fields
+    keep their name, type and values; ``red``, ``green``, ``blue`` become ``rgb`` (n, 3). `storable` brings
+    those that are kept to a type that can be stored.
     Raises DataError, one line with the file and the cause, for whatever is no whole file of points.
     """
     if settings and settings.function:
@@ -94,33 +97,47 @@ def opened(path: Path, settings: ReadSettings | None = None) -> Source:
     reader = import_module(f".{format.module}", __name__)
     if format.module == "idx":
         return Source(reader.read(path), True, files_of(path))
-    scan: Scan = reader.read(path, settings)
-    whole = Scan(np.ascontiguousarray(scan.xyz, np.float64), join_colours(scan.fields))
-    return Source([whole], False, (path,))
+    scan: Scan = reader.read(path, settings, *_choice(format, wanted))
+    return Source([_whole(scan)], False, (path,))
 
 
-def chunked(path: Path, settings: ReadSettings | None, rows: int) -> Iterator[Scan] | None:
+def chunked(
+    path: Path, settings: ReadSettings | None, rows: int, wanted: Collection[str] | None = None
+) -> Iterator[Scan] | None:
     """Read a file in pieces of at most ``rows`` points; None where its format cannot be read so.
 
-    The pieces, one at least, make up the cloud of `opened`, value by value, in its order; ``first`` says
-    where in it each begins. Memory is taken for about one of them (of LAZ and tables also for one of the
-    file's own chunks). Raises DataError as `opened` does, here or with the piece that is damaged.
+    The pieces, one at least, make up the cloud of `opened`, value by value, in its order, with the same
+    fields; ``first`` says where in it each begins. Memory is taken for about one of them (of LAZ and tables
+    also for one of the file's own chunks). Raises DataError as `opened` does, here or with the piece that is
+    damaged.
     """
     if settings and settings.function:
         return None
     format, settings = format_of(path), settings or ReadSettings()
     check(path, format, settings)
     reader = import_module(f".{format.module}", __name__)
-    pieces = reader.chunks(path, settings, rows) if hasattr(reader, "chunks") else None
+    if not hasattr(reader, "chunks"):
+        return None
+    pieces = reader.chunks(path, settings, rows, *_choice(format, wanted))
     return None if pieces is None else _placed(pieces)
+
+
+def _choice(format: Format, wanted: Collection[str] | None) -> tuple[Collection[str], ...]:
+    """What a reader is told of the wanted fields: nothing where they are all, or it cannot leave out any."""
+    return () if wanted is None or not format.chooses else (wanted,)
 
 
 def _placed(pieces: Iterable[Scan]) -> Iterator[Scan]:
     first = 0
     for scan in pieces:
-        whole = Scan(np.ascontiguousarray(scan.xyz, np.float64), join_colours(scan.fields), first)
-        first += len(whole.xyz)
-        yield whole
+        yield _whole(scan, first)
+        first += len(scan.xyz)
+
+
+def _whole(scan: Scan, first: int = 0) -> Scan:
+    """As every reader's scans are to be: points in one array, colours joined."""
+    xyz = np.ascontiguousarray(scan.xyz, np.float64)
+    return replace(scan, xyz=xyz, fields=join_colours(scan.fields), first=first)
 
 
 def rows_of(path: Path, settings: ReadSettings | None = None) -> int | None:

@@ -15,7 +15,8 @@ class Format(NamedTuple):
     """A format: its ``name``, the ``module`` of this folder that reads it, and how it is told.
 
     ``starts``: (offset, bytes) that a file has; any of them will do. ``suffixes``: in lower case. ``named``:
-    a file whose suffix is one of them may lack all that: the format has no magic of its own.
+    a file whose suffix is one of them may lack all that: the format has no magic of its own. ``chooses``:
+    its reader takes the names of the wanted fields, and leaves out others.
     """
 
     name: str
@@ -23,10 +24,11 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
     starts: tuple[tuple[int, bytes], ...] = ()
     named: bool = False
+    chooses: bool = False
 
 
 FORMATS = (
-    Format("LAS", "las", (".las", ".laz"), ((0, b"LASF"),)),
+    Format("LAS", "las", (".las", ".laz"), ((0, b"LASF"),), chooses=True),
     Format("NPY", "npy", (".npy",), ((0, b"\x93NUMPY"),)),
     Format("NPZ", "npz", (".npz",), ((0, b"PK\x03\x04"), (0, b"PK\x05\x06"))),
     Format("E57", "e57", (".e57",), ((0, b"ASTM-E57"),)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -33,18 +33,21 @@ _ITEM_BYTES = {6: 20, 7: 8, 8: 6, 9: 29, 10: 30, 11: 6, 12: 8, 13: 29}
 _LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}
 
 
-def read(path: Path, settings: ReadSettings) -> Scan:
+def read(path: Path, settings: ReadSettings, wanted: Collection[str] | None = None) -> Scan:
     """Read all points; coordinates, and extra bytes that have a scale, are scaled in float64.
 
+    Fields that are not ``wanted`` are left out, and not decoded where they lie in layers of their own.
     With ``settings.unit`` "metre" coordinates are brought to metres by the unit that the records of the
     coordinate system give. Raises DataError where they give none, and where the file is not whole.
     """
-    return next(_pieces(path, settings, None))
+    return next(_pieces(path, settings, None, wanted))
 
 
-def chunks(path: Path, settings: ReadSettings, rows: int) -> Iterator[Scan]:
+def chunks(
+    path: Path, settings: ReadSettings, rows: int, wanted: Collection[str] | None = None
+) -> Iterator[Scan]:
     """As `read`, at most ``rows`` points at a time."""
-    return _pieces(path, settings, rows)
+    return _pieces(path, settings, rows, wanted)
 
 
 def rows(path: Path, settings: ReadSettings) -> int:  # noqa: ARG001 (it says all itself)
@@ -53,29 +56,31 @@ def rows(path: Path, settings: ReadSettings) -> int:  # noqa: ARG001 (it says al
         return int(_header(path, file).point_count)
 
 
-def _pieces(path: Path, settings: ReadSettings, most: int | None) -> Iterator[Scan]:
+def _pieces(
+    path: Path, settings: ReadSettings, most: int | None, wanted: Collection[str] | None
+) -> Iterator[Scan]:
     """All points, or ``most`` at a time."""
     with _damage_told(path):
         file = path.open("rb")
     with file:
         with _damage_told(path):
             header = _header(path, file)
-            points = Points(file, header)
+            points = Points(file, header, wanted)
         unit = None
         if settings.unit == "metre":
             across, up = metres(path, *_system([*header.vlrs, *(header.evlrs or [])]))
             unit = across, across, up
         done, promised = 0, header.point_count
         while not done or done < promised:
-            wanted = min(most or promised, promised - done)
+            count = min(most or promised, promised - done)
             with _damage_told(path):
-                xyz, fields = points.take(wanted)
+                xyz, fields = points.take(count)
             done += len(xyz)
-            if len(xyz) < wanted:
+            if len(xyz) < count:
                 raise _too_few(path, promised, done)
             if unit:
                 xyz *= unit
-            yield Scan(xyz, fields)
+            yield Scan(xyz, fields, names=points.names)
             if not promised:
                 return
 

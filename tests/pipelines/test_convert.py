@@ -31,6 +31,7 @@ from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.finish import About, Described, finish
 from tamis.pipelines.manifest import Column, Counts, SplitCounts
 from tamis.pipelines.records import SPLITS
+from tamis.pipelines.shard_writer import write_shard
 from tamis.pipelines.statistics import moments_of
 from tamis.pipelines.verify import verify
 
@@ -63,10 +64,10 @@ def made(folder: Path, samples: Sequence[Made], columns: Sequence[Column], own: 
     splits = [sample.split for sample in samples]
     layout = shards.divide([0] * len(samples), splits, [""] * len(samples), 1)
     for listed in [*([columns] if columns else []), *([one] for one in own)]:
-        schema = shards.arrow_schema({column.name: column.field() for column in listed})
+        fields = {column.name: column.field() for column in listed}
         for number, rows in enumerate(layout):
             path = folder / shards.shard_name(number, None if listed is columns else listed[0].name)
-            shards.write_shard(path, schema, (shards.to_batch(schema, samples[i].arrays) for i in rows))
+            write_shard(path, fields, (samples[i].arrays for i in rows))
     points = [len(s.arrays[columns[0].name]) if columns else 0 for s in samples]
     counts = {
         split: SplitCounts(

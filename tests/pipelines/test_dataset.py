@@ -13,7 +13,7 @@ import pytest
 
 from tamis.errors import DataError, UsageError
 from tamis.pipelines.build import DataSettings, build
-from tamis.pipelines.checks import blocks, running_of_samples
+from tamis.pipelines.checks import blocks, running_of_columns
 from tamis.pipelines.dataset import Dataset
 from tamis.pipelines.records import sample_id
 
@@ -61,8 +61,9 @@ def test_positions_and_checks_say_where_bytes_are(built: Dataset) -> None:
             assert part == built.sample(row, [name]).columns[name].tobytes()
             sums = built.checks[name][block : block + blocks(rows)]
             whole = np.frombuffer(part, np.uint8)
-            one = running_of_samples(whole, np.zeros(1, np.int64), np.array([rows]), field.row_bytes)
-            assert np.array_equal(sums, one)
+            size = np.array([field.row_bytes])
+            one = running_of_columns(whole, np.zeros((1, 1), np.int64), np.array([rows]), size)
+            assert np.array_equal(sums, one[0])
 
 
 def test_shards_never_mix_splits(built: Dataset) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import pytest
 from tamis.errors import DataError
 from tamis.metrics import BUILD, Meter
 from tamis.pipelines.build import DataSettings, build
+from tamis.pipelines.journal import Journal, Record
+from tamis.pipelines.stored import Digest, digest_of
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -81,6 +84,32 @@ def test_a_damaged_part_is_made_again(
         build(settings, tmp_path / "run", meter)
     assert "is made again" in caplog.text
     assert meter.table[0, 0] == 2  # the damaged one, and c
+    assert digests(tmp_path / "run") == digests(tmp_path / "uncut")
+
+
+def test_a_record_with_more_digests_is_read(
+    settings: DataSettings, tmp_path: Path, raw: Path, digests: Digests
+) -> None:
+    """An older version recorded the SHA-256 of every file."""
+    build(settings, tmp_path / "uncut")
+    whole = (raw / "c.npy").read_bytes()
+    (raw / "c.npy").write_bytes(b"")
+    with pytest.raises(DataError):
+        build(settings, tmp_path / "run")
+    (raw / "c.npy").write_bytes(whole)
+    added = 0
+    for path in (tmp_path / "run" / "dataset.building").glob("part-*.json"):
+        part = Record.model_validate_json(path.read_bytes()).part
+        journal = Journal(path.parent, part.settings)
+        for file, paths in journal.paths(part):
+            added += sum(digest.sha256 is None for digest in file.digests)
+            file.digests[:] = [Digest(**digest_of(one).model_dump()) for one in paths]
+        sha256 = hashlib.sha256(part.model_dump_json().encode()).hexdigest()
+        path.write_text(Record(part=part, sha256=sha256).model_dump_json())
+    assert added
+    meter = Meter(BUILD)
+    build(settings, tmp_path / "run", meter)
+    assert meter.table[0, 0] == 1  # c alone
     assert digests(tmp_path / "run") == digests(tmp_path / "uncut")
 
 
