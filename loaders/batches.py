@@ -153,7 +153,9 @@ class Batches:
             (columns, mask, offsets), beside = self._filled(part, empty)
         except DataError as error:
             damaged = self._find_damaged(part, error)
-            part = part._replace(stop=np.where(damaged, part.first, part.stop), damaged=damaged)
+            # Of no row, not even of none behind the first: a check would read the whole block of that.
+            first, stop = (np.where(damaged, 0, rows) for rows in (part.first, part.stop))
+            part = part._replace(first=first, stop=stop, damaged=damaged)
             (columns, mask, offsets), beside = self._filled(part, empty)
         if mask is not None and self._labelled:
             columns["label"][~mask] = IGNORED  # so that a loss which knows no mask learns from no padding

@@ -100,6 +100,17 @@ def test_s06_more_damage_than_is_allowed_stops_the_run(make: Make, way: dict[str
     assert len(epoch(data, max_damaged=3, **way)[1]["skipped"]) == 3
 
 
+def test_s06_a_window_of_a_damaged_sample_is_left_out(make: Make) -> None:
+    """Wherever the drawn window begins in the damaged block: it is not read again."""
+    data = make([100, 90, 80, 70, 60, 50], row_order="random")
+    bad = damage(data, [2])
+    with Loader(data, global_batch=4, epochs=5, k=16, max_damaged=1) as loader:
+        weights = [dict(zip(batch.ids.tolist(), batch.weight.tolist(), strict=True)) for batch in loader]
+    assert [len(found) for found in weights] == [4, 2] * 5
+    assert sum(found[id] == 0 for found in weights for id in found) == 5
+    assert {id for found in weights for id in found if found[id] == 0} == bad
+
+
 def test_s06_each_sample_left_out_is_told_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     data = make([100, 90, 80])
     damage(data, [1])
