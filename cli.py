@@ -15,6 +15,7 @@ import typer
 from .cli_bench import bench
 from .cli_datasets import datasets
 from .cli_end import again, end, fail, tell_progress
+from .cli_runs import runs
 from .cli_scans import scans
 from .errors import TamisError, system_error
 
@@ -52,6 +53,7 @@ Out = Annotated[
 
 app.add_typer(scans)
 app.add_typer(datasets)
+app.add_typer(runs)
 app.add_typer(bench, name="bench")
 
 

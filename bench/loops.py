@@ -29,7 +29,8 @@ from ..trainer import loop
 from ..trainer.learner import Learner, whole_model
 from ..trainer.mesh import joined
 from ..trainer.model_settings import PointSettings
-from ..trainer.optim import adamw
+from ..trainer.optimisers.clipping import Clipping
+from ..trainer.optimisers.optimiser import adamw
 from ..trainer.settings import Settings
 from ..trainer.step import Trainer
 from ..trainer.tasks import Segmentation, TaskState
@@ -83,6 +84,11 @@ class Net(nn.Module):
         scores = self.model(self.task.entry(tensors), **self.task.inputs(tensors, mask))
         labels = self.task.labels(tensors, mask, tensors["weight"])
         return self.task.loss(scores, labels) / counted(labels)
+
+    @property
+    def clip(self) -> float:
+        """The largest norm that the whole gradient may have."""
+        return Clipping(self.settings.clip).highest
 
     def optimiser(self) -> torch.optim.Optimizer:
         """The trainer's own."""
@@ -185,7 +191,7 @@ def _steps(clock: Clock, net: Net, wrapped: nn.Module) -> None:
     optimiser = net.optimiser()
     for tensors in Tensors(clock):
         wrapped(tensors).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), net.settings.clip)
+        nn.utils.clip_grad_norm_(net.parameters(), net.clip)
         optimiser.step()
         optimiser.zero_grad()
 
@@ -199,7 +205,7 @@ def accelerate(clock: Clock) -> None:
     wrapped, optimiser = accelerator.prepare(net, net.optimiser())
     for tensors in Tensors(clock):
         accelerator.backward(wrapped(tensors))
-        accelerator.clip_grad_norm_(net.parameters(), net.settings.clip)
+        accelerator.clip_grad_norm_(net.parameters(), net.clip)
         optimiser.step()
         optimiser.zero_grad()
 
@@ -228,7 +234,7 @@ def lightning(clock: Clock) -> None:
         max_steps=clock.size.steps,
         accelerator="cpu",
         devices=1,
-        gradient_clip_val=module.net.settings.clip,
+        gradient_clip_val=module.net.clip,
         **quiet,
     )
     trainer.fit(module, Tensors(clock))
@@ -255,7 +261,7 @@ def hf_trainer(clock: Clock) -> None:
         arguments = transformers.TrainingArguments(
             folder,
             max_steps=clock.size.steps,
-            max_grad_norm=module.net.settings.clip,
+            max_grad_norm=module.net.clip,
             use_cpu=True,
             disable_tqdm=True,
             report_to=[],

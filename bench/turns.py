@@ -44,7 +44,7 @@ class Turns(Clock):
 
     def _step(self, batch: Batch) -> None:
         torch.autograd.backward(self._net(batch.torch()))
-        nn.utils.clip_grad_norm_(self._net.parameters(), self._net.settings.clip)
+        nn.utils.clip_grad_norm_(self._net.parameters(), self._net.clip)
         self._optimiser.step()
         self._optimiser.zero_grad()
 

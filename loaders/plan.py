@@ -80,7 +80,7 @@ class Plan:
                 "global_batch": global_batch,
                 "ratio": repr(ratio),
                 "k": k,
-                "multiple_of": multiple_of,
+                "multiple_of": multiple_of if ratio else 1,
                 "graph": list(graph),
             }
         )

@@ -23,7 +23,8 @@ DPI = 150
 
 # Lengths in inches: the most that a view takes, the least, and what is around it.
 _WIDTH, _TOP, _SIDE, _LEAST_WIDTH, _LEAST_HEIGHT = 5.6, 6.0, 4.5, 2.6, 0.8
-_LEFT, _BETWEEN, _RIGHT, _HEAD, _GAP, _FOOT = 0.85, 0.95, 2.3, 0.95, 1.0, 0.75
+_LEFT, _BETWEEN, _GAP, _FOOT = 0.85, 0.95, 1.0, 0.75
+HEAD, KEY = 0.95, 2.3  # above the views, and at their right where `key` is
 _EDGE = 0.3
 
 _SMALLEST_DOT, _LARGEST_DOT, _SHARE = (
@@ -45,7 +46,7 @@ class View:
     sign: int
 
 
-_VIEWS = (View("from the top", 0, 1, 2, 1), View("from the side, along y", 0, 2, 1, -1))
+VIEWS = (View("from the top", 0, 1, 2, 1), View("from the side, along y", 0, 2, 1, -1))
 
 
 def check_picture(out: Path) -> None:
@@ -85,9 +86,9 @@ def _figure(before: Shown, after: Shown, how: str, by: Colour) -> Figure:
     extent = np.maximum(high - low, max(float((high - low).max()), 1e-9) * 1e-6)
     scale = min(_WIDTH / extent[0], _TOP / extent[1], _SIDE / extent[2])  # inches a unit
     width = max(scale * extent[0] * 1.04, _LEAST_WIDTH)
-    heights = [max(scale * extent[view.up] * 1.04, _LEAST_HEIGHT) for view in _VIEWS]
-    right = _RIGHT if by != "rgb" else _EDGE
-    size = (_LEFT + 2 * width + _BETWEEN + right, _HEAD + sum(heights) + _GAP + _FOOT)
+    heights = [max(scale * extent[view.up] * 1.04, _LEAST_HEIGHT) for view in VIEWS]
+    right = KEY if by != "rgb" else _EDGE
+    size = (_LEFT + 2 * width + _BETWEEN + right, HEAD + sum(heights) + _GAP + _FOOT)
     figure = Figure(figsize=size, facecolor="white")
     FigureCanvasAgg(figure)
     limits = before.heights()
@@ -100,13 +101,13 @@ def _figure(before: Shown, after: Shown, how: str, by: Colour) -> Figure:
         area = max(heights) * width * DPI**2
         dot = min(max(math.isqrt(int(_SHARE * area / len(cloud.xyz))), _SMALLEST_DOT), _LARGEST_DOT)
         bottom = _FOOT + heights[1] + _GAP
-        for view, height in zip(_VIEWS, heights, strict=True):
+        for view, height in zip(VIEWS, heights, strict=True):
             place = (_LEFT + column * (width + _BETWEEN), bottom, width, height)
             axes = figure.add_axes([place[i] / size[i % 2] for i in range(4)])  # type: ignore[call-overload]
             half = np.array([width, height]) / scale / 2
             centre = middle[[view.across, view.up]]
             _draw(axes, cloud, paint, dot, view, bases, centre - half, centre + half, (width, height))
-            axes.set_title(f"{title}\n{view.title}" if view is _VIEWS[0] else view.title, fontsize=10)
+            axes.set_title(f"{title}\n{view.title}" if view is VIEWS[0] else view.title, fontsize=10)
             bottom = _FOOT
     title = before.title if len(before.title) <= _LONGEST else f"{before.title[: _LONGEST - 1]}…"
     figure.text(
@@ -114,7 +115,7 @@ def _figure(before: Shown, after: Shown, how: str, by: Colour) -> Figure:
     )
     if before.note:
         figure.text(_LEFT / size[0], 0.1 / size[1], before.note, va="bottom", fontsize=8, color="0.35")
-    _key(figure, before, by, limits, size, heights)
+    key(figure, before, by, limits, size, heights)
     return figure
 
 
@@ -200,7 +201,7 @@ def _base(low: float, extent: float) -> float:
     return math.floor(low / power) * power
 
 
-def _key(
+def key(
     figure: Figure,
     cloud: Shown,
     by: Colour,
@@ -208,9 +209,12 @@ def _key(
     size: tuple[float, float],
     heights: list[float],
 ) -> None:
-    """What the colours mean, at the right: a list of classes or a bar of heights."""
-    left = (size[0] - _RIGHT + 0.25) / size[0]
-    top = 1 - _HEAD / size[1]
+    """What the colours mean, at the right: a list of classes or a bar of heights.
+
+    ``size`` of the figure in inches; a bar is as long as the first of ``heights``.
+    """
+    left = (size[0] - KEY + 0.25) / size[0]
+    top = 1 - HEAD / size[1]
     if by == "class" and cloud.label is not None and cloud.names and cloud.colours:
         from matplotlib.patches import Patch
 

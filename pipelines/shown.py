@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -196,14 +196,21 @@ def _of_dataset(dataset: Dataset) -> Shown:
     read = dataset.manifest.configuration.get("read") or {}
     unit = "m" if read.get("unit") == "metre" else ""  # else the sources', which the dataset does not say
     title = dataset.path.parent.resolve().name if dataset.path.name == "dataset" else dataset.path.name
+    names, colours = classes_shown(dataset.classes)
     return _framed(
         Shown(title, np.empty((0, 3), np.float32), np.zeros(3), unit, unit, note=note),
         xyz,
         columns.get("rgb"),
         columns.get("label"),
-        {-1: "ignored", **dict(enumerate(dataset.classes))},
-        {-1: GREY} | {i: _NAMED_COLOURS[n] for i, n in enumerate(dataset.classes) if n in _NAMED_COLOURS},
+        names,
+        colours,
     )
+
+
+def classes_shown(classes: Sequence[str]) -> tuple[dict[int, str], dict[int, tuple[int, int, int]]]:
+    """Label -> name and colour of a dataset's ``classes``, and of rows that belong to none."""
+    colours = {i: _NAMED_COLOURS.get(name) or _palette(i, i) for i, name in enumerate(classes)}
+    return {-1: "ignored", **dict(enumerate(classes))}, {-1: GREY, **colours}
 
 
 def _chosen(dataset: Dataset) -> tuple[NDArray[np.int64], str]:

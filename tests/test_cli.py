@@ -30,7 +30,10 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     text = subprocess.check_output([sys.executable, "-m", "tamis", "--help"], text=True)
     assert all(
         name in text
-        for name in ("build", "inspect", "verify", "stream", "train", "predict", "sample", "config")
+        for name in (
+            *("build", "inspect", "verify", "stream", "train", "predict", "sample", "config"),
+            *("replay", "eval", "export"),
+        )
     )
 
 
@@ -59,6 +62,12 @@ def test_config_prints_what_it_reads_back(capsys: pytest.CaptureFixture[str], tm
         (["verify", "nowhere"], 1, ["nowhere"]),
         (["inspect", "nowhere"], 1, ["nowhere"]),
         (["predict", "nowhere", "a.laz", "-o", "b.laz"], 1, ["nowhere"]),
+        (["replay", "nowhere", "--step", "0"], 1, ["nowhere", "holds no run"]),
+        (["replay", "nowhere"], 2, ["neither --step nor --spikes given"]),
+        (["export", "nowhere", "a.safetensors"], 1, ["nowhere", "holds no run"]),
+        (["export", "nowhere", "a.pt"], 2, ["a.pt", "suffix .safetensors"]),
+        (["eval", "nowhere"], 1, ["nowhere", "holds no run"]),
+        (["eval", "nowhere", "--split", "train"], 2, ["--split", "test", "val"]),
         (["sample", "nowhere.las", "out.las", "--voxel", "1"], 1, ["nowhere.las", "cannot be read"]),
         (["sample", "a.las"], 2, ["Missing argument 'OUT'"]),
         (["sample", "a.las", "b.las"], 2, ["no method given", "--voxel, --farthest, --random, --adaptive"]),

@@ -21,7 +21,7 @@ DOCS = {
 
 
 def test_every_key_is_explained_and_no_other() -> None:
-    named = set(re.findall(r"`([a-z_.]+)`", DOCS["configuration.md"]))
+    named = set(re.findall(r"`([a-z0-9_.]+)`", DOCS["configuration.md"]))
     known = set(keys(Settings))
     leaves = {key for key in known if not any(other.startswith(f"{key}.") for other in known)} - {"name"}
     for key in leaves:

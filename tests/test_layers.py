@@ -21,6 +21,7 @@ FLOOR = {
     "cli_bench": 6,
     "cli_datasets": 6,
     "cli_end": 6,
+    "cli_runs": 6,
     "cli_scans": 6,
     "__main__": 7,
     "__init__": 7,

@@ -19,6 +19,7 @@ from .flops import BACKWARD, block_flops, embedding_flops, head_flops
 from .learner import stage_parts
 from .mesh import AXES, Mesh
 from .models.trunk import Part, new_trunk
+from .optimisers.optimiser import is_hidden_matrix, states
 from .parallel.pipeline import own_stages
 from .parallel.rows import Rows
 from .parallel.schedules import Action, Actions, Kind, actions
@@ -54,13 +55,17 @@ class RankEstimate:
 class Parameter:
     """A parameter on a rank, before FSDP shares it out.
 
-    ``shape``: once tensor-parallel ranks have split it; ``split``: whether they have; ``unit``: what FSDP
-    gathers it with, a block or the rest of a stage.
+    ``name``: in the model; ``shape``: once tensor-parallel ranks have split it; ``split``: whether they have.
     """
 
+    name: str
     shape: tuple[int, ...]
     split: bool
-    unit: str
+
+    @property
+    def unit(self) -> str:
+        """What FSDP gathers it with, a block or the rest of a stage."""
+        return self.name.split(".")[1] if self.name.startswith("blocks.") else "rest"
 
     def held(self, shards: int, index: int) -> int:
         """How many of its numbers one of ``shards`` ranks keeps: its share of the rows."""
@@ -81,8 +86,7 @@ def parameters_of(task: Task, part: Part, tp: int, index: int) -> list[Parameter
         shape, split = list(parameter.shape), isinstance(placement, Shard)
         if isinstance(placement, Shard):
             shape[placement.dim] = _share(shape[placement.dim], tp, index)
-        unit = name.split(".")[1] if name.startswith("blocks.") else "rest"
-        found.append(Parameter(tuple(shape), split, unit))
+        found.append(Parameter(name, tuple(shape), split))
     return found
 
 
@@ -92,6 +96,7 @@ class Estimator:
     def __init__(self, settings: Settings, task: Task) -> None:
         self.task, self.layout = task, settings.layout
         self.k, self.recompute = settings.trainer.points, settings.trainer.recompute
+        self.optimiser = settings.trainer.optimiser
         layout = self.layout
         self.sizes = layout.sizes
         self.parts = stage_parts(task, layout, self.k)
@@ -123,7 +128,9 @@ class Estimator:
         layout = self.layout
         stages = own_stages(layout, Mesh(rank, torch.device("meta"), self.sizes, place))
         parameters = {s: parameters_of(self.task, self.parts[s], layout.tp, place[3]) for s in stages}
-        held = sum(p.held(layout.shard, place[2]) for own in parameters.values() for p in own)
+        numbers = {p: p.held(layout.shard, place[2]) for own in parameters.values() for p in own}
+        held = sum(numbers.values())
+        kept = sum(states(self.optimiser, p.name, len(p.shape)) * n for p, n in numbers.items())
         saved = {s: self._stage_saved(s) for s in stages}
         again = 0 if self.recompute == "none" else self._block_saved("none")  # of the block at work
         rows = self.samples * self.k * layout.parts
@@ -135,7 +142,7 @@ class Estimator:
             {
                 "parameters": _BYTES * held,
                 "gradients": _BYTES * held,
-                "optimiser": 2 * _BYTES * held,  # AdamW's two means
+                "optimiser": _BYTES * kept,
                 "gathered": self._gathered(parameters),
                 "activations": _most_alive(self.actions[place[0]], saved) + again,
             },
@@ -223,6 +230,11 @@ class Estimator:
             found["tp"] += sent("all_gather", layout.parts * moves * row * w, tp)
             if part.last:  # a maximum and two sums over the classes of each row
                 found["tp"] += sent("all_reduce", layout.parts * 3 * _BYTES * self._scored(), tp)
+            if self.optimiser == "muon":  # gathers updates, from the shares of FSDP first
+                turned = [p for p in own if is_hidden_matrix(p.name, len(p.shape))]
+                for axis, ranks, each in (("dp_shard", shards, shards), ("tp", tp, 1)):
+                    whole = _BYTES * ranks * sum(p.sent(each) for p in turned)
+                    found[axis] += sent("all_gather", whole, ranks)
             alike = _BYTES * sum(p.sent(1) for p in own if not p.split)  # FSDP shares them out afterwards
             found["tp"] += sent("all_reduce", alike, tp)
         return {axis: value for axis, value in found.items() if value}

@@ -26,10 +26,23 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-LABELS = {"stages": "stage", "ranks": "rank", "wire_bytes": "axis"}
+LABELS = {
+    "stages": "stage",
+    "ranks": "rank",
+    "wire_bytes": "axis",
+    "grad_norms": "layer",
+    "grad_zeros_fraction": "layer",
+}
 """The tables of a row, and what their keys are."""
 
-_NAMES = {"lr": "learning_rate", "grad_norm": "gradient_norm", "k": "rows_per_sample"}
+_NAMES = {
+    "lr": "learning_rate",
+    "grad_norm": "gradient_norm",
+    "grad_norms": "layer_gradient_norm",
+    "grad_zeros_fraction": "layer_gradient_zeros_fraction",
+    "k": "rows_per_sample",
+    "scale": "loss_scale",
+}
 _UNITS = {"_per_s": "_per_second", "_s": "_seconds", "_fraction": "_ratio"}  # in this order
 
 

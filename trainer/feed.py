@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..loaders.loader import Loader
+from crc32c import crc32c
+
+from ..loaders.loader import Batch, Loader
 from ..metrics import Meter
 from ..pipelines.dataset import Dataset
 from .settings import Settings, rows_multiple
@@ -46,3 +48,28 @@ def loader_of(
         verify=settings.data.verify,
         meter=meter,
     )
+
+
+def tally(batch: Batch, leads: bool = True) -> tuple[int, int, int, int]:
+    """Samples of a batch, their rows but for padding, bytes with padding, and a sum of their CRC32Cs.
+
+    A sample's CRC32C is that of its id and its rows.
+
+    Sums over ranks, so that they describe the global batch, however it is shared out.
+    """
+    if not leads:
+        return 0, 0, 0, 0  # the rank that leads this one's replica counts the same batch
+    # Few and plain calls: with many of numpy's this took as long as a hundredth of a small model's step.
+    columns = [batch.columns[name] for name in sorted(batch.columns)]
+    samples = rows = crc = 0
+    valid = batch.mask.sum(1).tolist() if batch.mask is not None else []
+    for i, weight in enumerate(batch.weight.tolist()):
+        if weight > 0:
+            running = crc32c(batch.ids[i : i + 1].data)
+            for column in columns:
+                running = crc32c(column[i], running)
+            samples += 1
+            rows += valid[i]
+            crc += running
+    size = samples * sum(column[0].nbytes for column in columns)
+    return samples, rows, size, crc

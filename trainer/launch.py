@@ -35,14 +35,23 @@ MAY_DIFFER = {
     "data.max_bad",
     "data.root",
     "data.workers",
+    "layout.dp",
+    "layout.microbatches",
+    "layout.pp",
+    "layout.reshard",
+    "layout.schedule",
+    "layout.shard",
+    "layout.tp",
     "loader.slots",
     "loader.threads",
     "loader.timeout_s",
     "report.every",
     "report.prometheus_port",
     "report.tensorboard",
+    "trainer.check_steps",
     "trainer.checkpoint_minutes",
     "trainer.checkpoint_steps",
+    "trainer.checkpoints_kept",
 }
 """Keys that say nothing about what is learned from what."""
 

@@ -14,27 +14,40 @@ from ..samplers import draw
 from .flops import block_flops, embedding_flops, head_flops
 from .mesh import Mesh
 from .models.trunk import Part, Trunk, new_trunk
-from .optim import Optimiser, adamw
+from .optimisers.clipping import Clipping, ClippingState
+from .optimisers.optimiser import Optimiser, optimiser_of
 from .parallel.data import Replicas
 from .parallel.pipeline import own_stages, parts_of
 from .parallel.rows import ALL
 from .parallel.tensor import rows_of, split
+from .precision.monitor import Monitor
+from .precision.precisions import Precisions
+from .precision.raising import Raising, RaisingState
+from .precision.scaling import Scaler, ScalerState
 from .recompute import recomputing
 from .settings import LayoutSettings, TrainerSettings
 from .tasks import Task
 
 
 class LearnerState(Model):
-    """What changes with the steps beside tensors. ``updates``: optimiser steps done."""
+    """What changes with the steps beside tensors.
+
+    ``updates``: optimiser steps done; ``skipped``: steps in a row, up to now, without one, because loss or
+    gradients were not finite.
+    """
 
     updates: int
+    skipped: int
+    scaler: ScalerState
+    raising: RaisingState
+    clipping: ClippingState
 
 
 class Learner:
     """The parts of a model on this rank, and what changes them.
 
     ``model``: all this rank holds of it, by the names it has in the whole; ``parts``: of every stage of the
-    pipeline; ``stages``: this rank's, by number, as they run; ``updates``: optimiser steps done.
+    pipeline; ``stages``: this rank's, by number, as they run; ``updates``, ``skipped``: see `LearnerState`.
     """
 
     def __init__(
@@ -43,7 +56,7 @@ class Learner:
         layout: LayoutSettings,
         settings: TrainerSettings,
         mesh: Mesh,
-        optimiser: Optimiser = adamw,
+        optimiser: Optimiser = optimiser_of,
     ) -> None:
         self.task, self.layout, self.settings, self.mesh = task, layout, settings, mesh
         self.rows = rows_of(mesh)
@@ -58,6 +71,8 @@ class Learner:
         reseed = _reseeding(settings.seed)
         self.model = new_trunk(task.model, task.makers, self.rows, parts, reseed, finish)
         self.model.run = recomputing(settings.recompute)
+        self.precisions = Precisions(self.model, task.model.depth, settings, mesh.device)
+        self.model.within = self.precisions.running
         if settings.compile:
             for block in self.model.blocks.values():
                 block.compile()
@@ -65,16 +80,33 @@ class Learner:
         self.replicas = Replicas(stages, mesh, layout.reshards)
         self.stages = dict(zip(own, self.replicas.stages, strict=True))
         self.optimiser = optimiser(self.model, settings)
-        self.updates = 0
+        self.scaler, self.raising = Scaler(settings.scaling), Raising(self.precisions.layers)
+        self.clipping = Clipping(settings.clip)
+        self.monitor = Monitor(self.model, self.precisions.layers, mesh)
+        self.updates = self.skipped = 0
+
+    @property
+    def scale(self) -> float:
+        """What the next step's loss is multiplied by."""
+        return self.scaler.scale if self.precisions.scaled else 1.0
 
     @property
     def state(self) -> LearnerState:
         """What a checkpoint keeps beside tensors; the same on every rank."""
-        return LearnerState(updates=self.updates)
+        return LearnerState(
+            updates=self.updates,
+            skipped=self.skipped,
+            scaler=self.scaler.state,
+            raising=self.raising.state,
+            clipping=self.clipping.state,
+        )
 
     def restore(self, state: LearnerState) -> None:
         """Be where ``state`` was taken."""
-        self.updates = state.updates
+        self.updates, self.skipped = state.updates, state.skipped
+        self.scaler.state, self.raising.state = state.scaler, state.raising
+        self.clipping.state = state.clipping
+        self.precisions.raise_to_fp32(state.raising.raised)
 
     def whole(self) -> Trunk:
         """The whole model in one piece, the same on every rank; every rank calls this."""

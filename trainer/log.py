@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,12 +34,14 @@ class StepLog:
         self._flushed_s = 0.0
 
     def write(self, batch: Batch, outcome: Outcome, samples: int, crc: int) -> None:
-        """One step: ``samples`` and ``crc`` are of the global batch, see `loop.tally`."""
+        """One step: ``samples`` and ``crc`` are of the global batch, see `feed.tally`."""
         line = {
             **described(batch, outcome),
             "samples": samples,
             "points": outcome.points,
             "crc": crc % 2**32,
+            "skipped": outcome.skipped,
+            "recomputed": outcome.recomputed,
         }
         self._file.write(json.dumps(line) + "\n")
         now_s = time.monotonic()
@@ -47,7 +50,7 @@ class StepLog:
             self._file.flush()
         if now_s > self._told_s + NEWS_S:
             self._told_s = now_s
-            loss = "no labelled point" if outcome.loss is None else f"loss {outcome.loss:.4f}"
+            loss = f"loss {outcome.loss:.4f}" if outcome.loss is not None else outcome.skipped
             news.info("step %d of %d: %s", batch.step + 1, self._steps, loss)
 
     def flush(self) -> None:
@@ -70,11 +73,22 @@ def described(batch: Batch, outcome: Outcome) -> dict[str, Any]:
         "lr": outcome.lr,
         "grad_norm": outcome.grad_norm,
         "k": batch.k,
+        "scale": outcome.scale,
     }
 
 
 def losses(path: Path) -> tuple[float | None, float | None]:
     """The first and the last loss of a run."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    found = [loss for line in lines if (loss := json.loads(line)["loss"]) is not None]
+    found = [loss for line in _lines(path) if (loss := line["loss"]) is not None]
     return (found[0], found[-1]) if found else (None, None)
+
+
+def setbacks(path: Path) -> dict[str, int]:
+    """How many steps of a run were skipped, by why, and how many were ``recomputed``."""
+    found = Counter(line["skipped"] for line in _lines(path) if line["skipped"])
+    found["recomputed"] = sum(line["recomputed"] for line in _lines(path))
+    return {why: number for why, number in sorted(found.items()) if number}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

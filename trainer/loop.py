@@ -6,20 +6,22 @@ import logging
 import time
 from pathlib import Path
 
-from crc32c import crc32c
-
 from ..loaders.device import Mover, device_of
-from ..loaders.loader import Batch, Loader
+from ..loaders.loader import Loader
 from ..metrics import STREAM, TRAIN, Meter
 from ..pipelines.dataset import Dataset
-from . import checkpoint, report
-from .feed import loader_of
+from . import report
+from .checkpoints import checkpoint
+from .checkpoints.drift import refuse_drifted
+from .checkpoints.saver import Saver
+from .checkpoints.weights import begin_with
+from .feed import loader_of, tally
 from .learner import Learner
 from .mesh import Mesh
 from .profile import profiled
 from .progress import Progress
 from .report import Measured
-from .settings import Settings, TrainerSettings
+from .settings import Settings
 from .speed import Speed
 from .step import Trainer, refuse_broken
 from .tasks import task_of
@@ -33,17 +35,20 @@ def run(settings: Settings, dataset: Dataset, out: Path, mesh: Mesh, started_s: 
     Every rank calls this. ``started_s``: when the command started, in seconds since 1970.
     """
     task = task_of(settings.model, dataset)
-    learner = Learner(task, settings.layout, settings.trainer, mesh)
+    learner = Learner(task, settings.layout, settings.learning, mesh)
     meter = Meter(STREAM + TRAIN)
     trainer = Trainer(learner, settings.layout.share(settings.loader.batch), meter)
     columns = None if trainer.first else task.sight_columns + (settings.model.targets if trainer.last else ())
     with loader_of(settings, dataset, meter, mesh.replica, mesh.replicas, columns=columns) as loader:
         done = resume(out / "checkpoints", learner, loader)
+        if done == 0 and settings.trainer.init is not None:
+            begin_with(settings.trainer.init, learner)
         measured = train(settings, out, trainer, loader, done)
     if done < settings.trainer.steps:
         report.measure(out, trainer, measured, resumed_from=done)
     evaluating_s = time.perf_counter()
-    evaluation = task.evaluate(dataset, learner.whole(), mesh, settings.trainer, out)
+    with learner.precisions.exact():  # as `tamis predict` and other layouts judge it
+        evaluation = task.evaluate(dataset, learner.whole(), mesh, settings.trainer, out)
     eval_wall_s = time.perf_counter() - evaluating_s
     report.write(out, settings, learner, evaluation, eval_wall_s, started_s)
 
@@ -72,23 +77,29 @@ def train(settings: Settings, out: Path, trainer: Trainer, loader: Loader, done:
     with (
         Progress(out, settings, learner.task, mesh, meter, done) as progress,
         Mover(loader, device_of(mesh.device)) as mover,
+        Saver(out / "checkpoints", learner, settings.trainer.checkpoints_kept) as saver,
         profiled(out / "profile", mesh.rank, meter, steps - done) as profile_step,
     ):
         for step in range(done, steps):
             with meter.wait("train.wait"):
                 mover.make_room()
                 batch = next(batches)
-            # Rank 0 looks at its clock for all: a checkpoint is everybody's work.
-            late = mesh.rank == 0 and time.monotonic() > saved_s + 60 * settings.trainer.checkpoint_minutes
+            # Rank 0 looks for all, at its clock and at what is being written: both are everybody's work.
+            late_s = saved_s + 60 * settings.trainer.checkpoint_minutes
+            late = mesh.rank == 0 and (time.monotonic() > late_s or saver.failed)
             with progress.traffic.step(batch.k):
                 outcome = trainer.step(batch, (*tally(batch, mesh.leads), int(late)), mover.move)
             *_, some_late = outcome.tally
             progress.after(batch, outcome)
-            if some_late or _due(step + 1, settings.trainer):
+            if _due(step + 1, settings.trainer.check_steps):
+                refuse_drifted(learner, step)
+            if some_late or step + 1 == steps or _due(step + 1, settings.trainer.checkpoint_steps):
                 refuse_broken(learner, step)
                 progress.flush()
                 with meter.time("train.save"):
-                    checkpoint.save(out / "checkpoints", learner, loader.state_dict(), step + 1)
+                    saver.save(loader.state_dict(), step + 1)
+                    if step + 1 == steps:
+                        saver.wait()
                 saved_s = time.monotonic()
             speed.count(batch.k, outcome)
             profile_step()
@@ -96,31 +107,5 @@ def train(settings: Settings, out: Path, trainer: Trainer, loader: Loader, done:
     return Measured(speed, progress.traffic.levels)
 
 
-def tally(batch: Batch, leads: bool = True) -> tuple[int, int, int, int]:
-    """Samples of a batch, their rows but for padding, bytes with padding, and a sum of their CRC32Cs.
-
-    A sample's CRC32C is that of its id and its rows.
-
-    Sums over ranks, so that they describe the global batch, however it is shared out.
-    """
-    if not leads:
-        return 0, 0, 0, 0  # the rank that leads this one's replica counts the same batch
-    # Few and plain calls: with many of numpy's this took as long as a hundredth of a small model's step.
-    columns = [batch.columns[name] for name in sorted(batch.columns)]
-    samples = rows = crc = 0
-    valid = batch.mask.sum(1).tolist() if batch.mask is not None else []
-    for i, weight in enumerate(batch.weight.tolist()):
-        if weight > 0:
-            running = crc32c(batch.ids[i : i + 1].data)
-            for column in columns:
-                running = crc32c(column[i], running)
-            samples += 1
-            rows += valid[i]
-            crc += running
-    size = samples * sum(column[0].nbytes for column in columns)
-    return samples, rows, size, crc
-
-
-def _due(step: int, settings: TrainerSettings) -> bool:
-    every = settings.checkpoint_steps
-    return step == settings.steps or (every > 0 and step % every == 0)
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

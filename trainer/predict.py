@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..config import load
 from ..errors import DataError, UsageError
 from ..files import prepare
 from ..pipelines.cut import select
@@ -22,10 +21,10 @@ from ..pipelines.readers import ReadSettings, Scan, read
 from ..pipelines.records import sample_id
 from ..pipelines.settings import DataSettings
 from ..pipelines.splits import FilesSplit
-from . import checkpoint
+from .checkpoints import checkpoint
 from .learner import whole_model
 from .model_settings import PointSettings
-from .settings import Settings
+from .settings import Settings, settings_of
 from .tasks import Segmentation, TaskState
 from .tasks.points import predict_points
 
@@ -70,18 +69,12 @@ def _check_names(file: Path, out: Path) -> None:
 
 def _trained(run: Path) -> tuple[Settings, PointSettings, TaskState, Path]:
     """The settings of a run and its model, what its last checkpoint says of the task, and where it is."""
-    if not (run / "config.toml").is_file():
-        raise DataError(
-            run, "holds no run (config.toml is missing)", "name a folder that `tamis train` wrote"
-        )
-    settings = load(run / "config.toml", [], Settings)
+    settings = settings_of(run)
     if not isinstance(settings.model, PointSettings):
         kind = settings.model.kind
         raise UsageError(run, f"was trained with model.kind = {kind}", "give a run of model.kind = points")
-    written = checkpoint.complete(run / "checkpoints")
-    if not written:
-        raise DataError(run, "holds no checkpoint yet", "train first")
-    return settings, settings.model, checkpoint.read(written[-1]).task, written[-1]
+    path = checkpoint.written(run)
+    return settings, settings.model, checkpoint.read(path).task, path
 
 
 def _opened(file: Path, settings: ReadSettings) -> tuple[laspy.LasData, Scan]:

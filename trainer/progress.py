@@ -39,7 +39,7 @@ class Progress:
             self._opened = opened.pop_all()
 
     def after(self, batch: Batch, outcome: Outcome) -> None:
-        """A step is done; ``outcome.tally`` begins as `loop.tally`. Every rank calls this."""
+        """A step is done; ``outcome.tally`` begins as `feed.tally`. Every rank calls this."""
         samples, valid, _, crc, *_ = outcome.tally
         rows = {self._task.model.unit: valid}
         self._window.count(samples=samples, flops=int(step_flops(self._task, batch.k, samples)), **rows)
@@ -58,7 +58,15 @@ class Progress:
     def _row(self, batch: Batch, outcome: Outcome) -> dict[str, Any]:
         sent = self.traffic.levels.get(batch.k, {})
         wire_bytes = {axis: figures["wire_bytes"] for axis, figures in sent.items()}
-        return described(batch, outcome) | {"wire_bytes": wire_bytes}
+        row = described(batch, outcome) | {"wire_bytes": wire_bytes}
+        row |= {"skipped": int(outcome.skipped is not None), "recomputed": int(outcome.recomputed)}
+        if outcome.layers is None:
+            return row
+        figures = outcome.layers.items()
+        return row | {
+            "grad_norms": {layer: found.norm for layer, found in figures},
+            "grad_zeros_fraction": {layer: found.zeros for layer, found in figures},
+        }
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from .. import __version__
 from ..files import write_atomic
 from ..metrics import limiting_stage, stage_rows
 from .learner import Learner
-from .log import losses
+from .log import losses, setbacks
 from .rank_figures import bubble, held_parameters, mean_traffic, rank_figures, work
 from .settings import Settings
 from .speed import Speed
@@ -124,6 +124,7 @@ def write(
         "stages": [*read(out / "build.json", []), *measured["stages"]],
         "steps": settings.trainer.steps,
         "updates": learner.updates,
+        "setbacks": setbacks(out / "steps.jsonl"),
         "wall_s": time.time() - started_s,
         "eval_wall_s": eval_wall_s,
         "loss_first": first,

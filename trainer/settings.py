@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from ..config import Model
+from ..config import ConfigPath, Model, load
+from ..errors import DataError
 from ..loaders.loader import LoaderSettings
 from ..pipelines.settings import DataSettings
 from .export import ReportSettings
 from .model_settings import ModelSettings, PointSettings, Positive
+from .optimisers.clipping import Clip
 from .parallel.schedules import ScheduleName, refusal
+from .precision.scaling import ScalingSettings
 
 
 class LayoutSettings(Model):
@@ -67,6 +70,9 @@ class LayoutSettings(Model):
 
 
 Recompute = Literal["none", "selective", "full"]
+OptimiserName = Literal["adamw", "lion", "muon"]
+Decay = Literal["cosine", "linear"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
 class TrainerSettings(Model):
@@ -74,29 +80,39 @@ class TrainerSettings(Model):
 
     ``points`` is k, the rows of a sample at ratio 1. ``recompute``: what the backward pass computes anew to
     save memory: nothing, all but matrix products and attention, or each block. ``compile``: each block by
-    torch.compile. ``warmup`` is a share of ``steps``. A checkpoint is written every ``checkpoint_steps``
-    steps (0: never for this reason), after ``checkpoint_minutes`` without one, and at the end.
+    torch.compile. ``precision`` is that of matrix products, of some ``layers`` (see `layers_of`) another one;
+    ``scaling``: of the loss, for fp16; ``tf32``: may a GPU round the factors of fp32 products to 10 bits?
+    ``monitor``: look at each layer's gradients at every step, as is done for fp16 and fp8. ``lr`` is the
+    highest learning rate, found at a global batch of ``lr_batch`` (None: at that of the run), after a
+    ``warmup`` that is a share of ``steps`` and before its ``decay``. ``clip``: the largest norm of the whole
+    gradient. A checkpoint is written every ``checkpoint_steps`` steps (0: never for this reason), after
+    ``checkpoint_minutes`` without one, and at the end; the last ``checkpoints_kept`` stay. Every
+    ``check_steps`` steps (0: never) ranks compare their copies of parameters. ``init``: a safetensors file
+    of the weights to begin with.
     """
 
     points: Positive = 512
     steps: Positive = 1000
     lr: Annotated[float, Field(gt=0)] = 2e-3
-    precision: str = "fp32"
+    lr_batch: Positive | None = None
+    decay: Decay = "cosine"
+    optimiser: OptimiserName = "adamw"
+    precision: Precision = "fp32"
+    layers: dict[str, Precision] = Field(default_factory=dict)
+    scaling: ScalingSettings = ScalingSettings()
+    tf32: bool = False
+    monitor: bool = False
     recompute: Recompute = "none"
     compile: bool = False
     seed: Annotated[int, Field(ge=0)] = 0
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    clip: Annotated[float, Field(gt=0)] = 1.0
+    clip: Clip = 1.0
     checkpoint_steps: Annotated[int, Field(ge=0)] = 500
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 30.0
-
-    @field_validator("precision")
-    @classmethod
-    def _only_fp32(cls, precision: str) -> str:
-        if precision != "fp32":
-            raise ValueError(f"'{precision}' is not available, only 'fp32'")
-        return precision
+    checkpoints_kept: Positive = 2
+    check_steps: Annotated[int, Field(ge=0)] = 500
+    init: ConfigPath | None = None
 
 
 class Settings(Model):
@@ -113,6 +129,18 @@ class Settings(Model):
     def dataset_path(self, out: Path) -> Path:
         """Where the dataset of a run in the folder ``out`` is."""
         return self.data.path or out / "dataset"
+
+    @property
+    def learning(self) -> TrainerSettings:
+        """``trainer`` with the learning rate of this run's batch.
+
+        By the linear scaling rule (Goyal et al. 2017): in proportion to the batch that it was found at.
+        """
+        trainer = self.trainer
+        if trainer.lr_batch is None:
+            return trainer
+        rate = trainer.lr * self.loader.batch / trainer.lr_batch
+        return trainer.model_copy(update={"lr": rate, "lr_batch": None})
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -133,6 +161,8 @@ def refusals(
     for name, width in (("heads", model.heads), ("width x mlp_ratio", model.width * model.mlp_ratio)):
         if width % layout.tp:
             yield f"layout.tp {layout.tp} does not divide model.{name} {width}"
+    for name in sorted(trainer.layers.keys() - set(layers_of(model.depth))):
+        yield f"trainer.layers.{name} names none of embed, blocks.0 to blocks.{model.depth - 1}, head"
     # With sequence parallelism a number of rows that tp does not divide would end the process, not raise.
     multiple = rows_multiple(layout, model)
     if trainer.points % multiple:
@@ -152,6 +182,19 @@ def refusals(
             yield told
 
 
+def layers_of(depth: int) -> tuple[str, ...]:
+    """The layers of a model that may have a precision each, from its input to its scores."""
+    return ("embed", *(f"blocks.{i}" for i in range(depth)), "head")
+
+
 def rows_multiple(layout: LayoutSettings, model: ModelSettings) -> int:
     """What the number of rows of a sample must be a multiple of: whole windows, and a share for each rank."""
     return math.lcm(model.rows_multiple, layout.tp)
+
+
+def settings_of(run: Path) -> Settings:
+    """The configuration of a run. Raises DataError where the folder holds none."""
+    if not (run / "config.toml").is_file():
+        fix = "name a folder that `tamis train` wrote"
+        raise DataError(run, "holds no run (config.toml is missing)", fix)
+    return load(run / "config.toml", [], Settings)

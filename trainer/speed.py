@@ -30,7 +30,7 @@ class Speed:
         self._begin()
 
     def count(self, k: int, outcome: Outcome) -> None:
-        """A step over samples of k rows is done; ``outcome.tally`` begins as `loop.tally`."""
+        """A step over samples of k rows is done; ``outcome.tally`` begins as `feed.tally`."""
         samples, rows, size, *_ = outcome.tally
         wall_s = time.perf_counter() - self._start_s
         level = self.levels.setdefault(

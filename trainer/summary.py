@@ -32,11 +32,14 @@ def text(report: dict[str, Any]) -> str:
             f"in the steady state {report['samples_per_s']:.1f} samples/s, {rows}"
             f"{report['data_wait_fraction']:.1%} of the time waiting for data"
         )
+    if report.get("setbacks"):
+        each = ", ".join(f"{number} {why}" for why, number in report["setbacks"].items())
+        lines.append(f"steps that did not go as others: {each}")
     lines += _spread(report)
     if report["loss_first"] is not None:
         lines.append(f"loss {report['loss_first']:.4f} at first, {report['loss_last']:.4f} at last")
     if report["eval"]:
-        lines += _learned(report["eval"])
+        lines += learned(report["eval"])
     return "\n".join(lines)
 
 
@@ -67,7 +70,8 @@ def _spread(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _learned(evaluation: dict[str, Any]) -> list[str]:
+def learned(evaluation: dict[str, Any], split: str = "test") -> list[str]:
+    """What an evaluation on ``split`` found."""
     unit = evaluation["unit"]
     best = "token" if unit == "tokens" else "class"
     judged = (
@@ -81,7 +85,5 @@ def _learned(evaluation: dict[str, Any]) -> list[str]:
             f", perplexity {evaluation['perplexity']:.3f}, {evaluation['bits_per_byte']:.3f} bits a byte"
         )
     total = evaluation["samples"] if unit == "clouds" else evaluation["points"]
-    return [
-        f"test: {judged}, loss {evaluation['loss']:.4f}",
-        f"test: {evaluation['labelled']:,} labelled of {total:,} {unit}, {evaluation['dropped']:,} dropped",
-    ]
+    counts = f"{evaluation['labelled']:,} labelled of {total:,} {unit}, {evaluation['dropped']:,} dropped"
+    return [f"{split}: {judged}, loss {evaluation['loss']:.4f}", f"{split}: {counts}"]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -11,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tamis.errors import DataError
+from tamis.errors import DataError, UsageError
 from tamis.metrics import TRAIN, Meter
-from tamis.trainer import checkpoint
+from tamis.trainer.checkpoints import checkpoint
+from tamis.trainer.checkpoints.saver import Saver
 from tamis.trainer.learner import Learner, whole_model
 from tamis.trainer.mesh import Mesh
 from tamis.trainer.step import Trainer
@@ -30,6 +30,11 @@ def state_of(learner: Learner) -> list[torch.Tensor]:
     return kept
 
 
+def save(folder: Path, learner: Learner, loader: dict[str, Any], step: int, kept: int = 2) -> Path:
+    with Saver(folder, learner, kept) as saver:
+        return saver.save(loader, step)
+
+
 def take(learner: Learner, new_batch: Make, steps: range) -> None:
     trainer = Trainer(learner, 4, Meter(TRAIN))
     for step in steps:
@@ -40,15 +45,20 @@ def take(learner: Learner, new_batch: Make, steps: range) -> None:
 def saved(tmp_path: Path, new_learner: Make, new_batch: Make) -> Path:
     learner = new_learner()
     take(learner, new_batch, range(2))
-    return checkpoint.save(tmp_path, learner, LOADER, 2)
+    return save(tmp_path, learner, LOADER, 2)
 
 
-def test_a_resumed_learner_goes_on_to_the_bit(saved: Path, new_learner: Make, new_batch: Make) -> None:
+@pytest.mark.parametrize("optimiser", ["adamw", "lion", "muon"])
+def test_a_resumed_learner_goes_on_to_the_bit(
+    optimiser: str, tmp_path: Path, new_learner: Make, new_batch: Make
+) -> None:
     """T08's kind: nothing of the state is lost, so the rest of the run does not depend on the cut."""
-    whole = new_learner()
+    cut = new_learner(optimiser=optimiser)
+    take(cut, new_batch, range(2))
+    whole = new_learner(optimiser=optimiser)
     take(whole, new_batch, range(5))
-    resumed = new_learner()
-    state = checkpoint.load(saved, resumed)
+    resumed = new_learner(optimiser=optimiser)
+    state = checkpoint.load(save(tmp_path, cut, LOADER, 2), resumed)
     assert (state.step, state.learner.updates, state.loader) == (2, 2, LOADER)
     assert state.task == resumed.task.state
     take(resumed, new_batch, range(2, 5))
@@ -65,7 +75,7 @@ def test_what_another_number_of_ranks_wrote_is_read(
     def write(mesh: Mesh) -> Any:
         learner = new_learner(mesh)
         take(learner, new_batch, range(2))
-        checkpoint.save(tmp_path / "two", learner, LOADER, 2)
+        save(tmp_path / "two", learner, LOADER, 2)
         return [v.numpy() for v in state_of(learner)]
 
     wanted = run_ranks(2, write)[0]
@@ -82,33 +92,16 @@ def test_what_another_number_of_ranks_wrote_is_read(
         assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
 
 
-def test_the_last_two_are_kept(tmp_path: Path, new_learner: Make, new_batch: Make) -> None:
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_so_many_are_kept(tmp_path: Path, new_learner: Make, new_batch: Make, kept: int) -> None:
     learner = new_learner()
     take(learner, new_batch, range(1))
-    for step in (1, 2, 99_999_999, 100_000_000):
-        checkpoint.save(tmp_path, learner, LOADER, step)
-    assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-99999999", "step-100000000"]
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_torn_checkpoint_is_never_seen(
-    saved: Path, new_learner: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed at any moment of writing, the good one stays the last one."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for moment in ("write_atomic", "_part"):
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, moment, stop)
-            with pytest.raises(KeyboardInterrupt):
-                checkpoint.save(saved.parent, new_learner(), LOADER, 4)
-        assert checkpoint.complete(saved.parent) == [saved]
-    assert len(list(saved.parent.iterdir())) == 2
-    checkpoint.clean(saved.parent)
-    assert list(saved.parent.iterdir()) == [saved]
-    checkpoint.load(saved, new_learner())
+    names = [1, 2, 99_999_999, 100_000_000]
+    with Saver(tmp_path, learner, kept) as saver:
+        for step in names:
+            saver.save(LOADER, step)
+    assert [checkpoint.read(p).step for p in checkpoint.complete(tmp_path)] == names[-kept:]
+    assert len(list(tmp_path.iterdir())) == kept
 
 
 def test_s10_a_missing_file_is_refused(saved: Path, new_learner: Make) -> None:
@@ -168,23 +161,78 @@ def test_a_number_that_was_changed_is_noticed(saved: Path, new_learner: Make) ->
         checkpoint.load(saved, new_learner())
 
 
+def test_a_step_saved_twice_is_linked_to_itself(tmp_path: Path, new_learner: Make) -> None:
+    learner = new_learner()
+    with Saver(tmp_path, learner, 2) as saver:
+        for _ in range(3):
+            path = saver.save(LOADER, 2)
+    assert any(part.linked for part in checkpoint.read(path).parts)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_saving_a_step_again_replaces_it(saved: Path, new_learner: Make) -> None:
     learner = new_learner()
     state = checkpoint.load(saved, learner)
-    again = checkpoint.save(saved.parent, learner, state.loader, state.step)
+    again = save(saved.parent, learner, state.loader, state.step)
     assert again == saved
     assert checkpoint.read(saved).learner.updates == state.learner.updates
     assert not list(saved.parent.glob(".*"))
 
 
-def test_a_full_disk_is_one_line(saved: Path, new_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_checkpoint_that_was_being_replaced_comes_back(saved: Path, removed: bool) -> None:
+    """Killed between the two renames there is none of that name; after both, there are two of them."""
+    old = saved.with_name(f".{saved.name}.old")
+    if removed:
+        saved.rename(old)
+    else:
+        shutil.copytree(saved, old)
+        (old / "checkpoint.json").unlink()  # half-removed
+    checkpoint.clean(saved.parent)
+    assert list(saved.parent.iterdir()) == [saved]
+    assert checkpoint.read(saved).step == 2
 
-    monkeypatch.setattr(checkpoint, "write_atomic", full)
-    with pytest.raises(DataError, match="No space left on device"):
-        checkpoint.save(saved.parent, new_learner(), {}, 99)
-    assert checkpoint.complete(saved.parent) == [saved]
+
+def test_a_step_is_named_or_the_last_is_taken(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(DataError, match="holds no checkpoint yet"):
+        checkpoint.written(run)
+    shutil.copytree(saved, run / "checkpoints" / "step-00000002")
+    last = shutil.copytree(saved, run / "checkpoints" / "step-00000010")
+    assert checkpoint.written(run) == last
+    assert checkpoint.written(run, 2).name == "step-00000002"
+    with pytest.raises(UsageError, match="no checkpoint of step 3; there are 2, 10"):
+        checkpoint.written(run, 3)
+
+
+def test_another_optimiser_is_refused(saved: Path, new_learner: Make) -> None:
+    learner = new_learner(optimiser="lion")
+    with pytest.raises(DataError, match=r"exp_avg, exp_avg_sq, step, this optimiser momentum"):
+        checkpoint.load(saved, learner)
+
+
+def test_what_had_no_update_yet_has_no_state(tmp_path: Path, new_learner: Make, new_batch: Make) -> None:
+    """A step in which nothing counted, and parameters that are not learned: not a state of zeros."""
+    fresh = save(tmp_path, new_learner(), LOADER, 1)
+    learner = new_learner()
+    checkpoint.load(fresh, learner)
+    assert not learner.optimiser.state
+
+    def half() -> Learner:
+        learner = new_learner()
+        learner.model.embed.requires_grad_(False)
+        return learner  # type: ignore[no-any-return]
+
+    learner, resumed = half(), half()
+    take(learner, new_batch, range(2))
+    checkpoint.load(save(tmp_path, learner, LOADER, 2), resumed)
+    assert (
+        len(resumed.optimiser.state) == len(learner.optimiser.state) < len(list(learner.model.parameters()))
+    )
+    for one in (learner, resumed):
+        take(one, new_batch, range(2, 4))
+    for a, b in zip(state_of(resumed), state_of(learner), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_model_alone_is_read(saved: Path, new_learner: Make) -> None:

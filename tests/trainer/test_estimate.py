@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from tamis.errors import UsageError
 from tamis.loaders.loader import Batch
@@ -20,6 +19,7 @@ from tamis.trainer.estimate import Estimator, RankEstimate
 from tamis.trainer.flops import step_flops
 from tamis.trainer.learner import Learner
 from tamis.trainer.mesh import Mesh
+from tamis.trainer.parallel.shares import local
 from tamis.trainer.parallel.wire import Wire, axes_of
 from tamis.trainer.settings import Settings
 from tamis.trainer.step import Trainer
@@ -68,8 +68,10 @@ def new_batch(seed: int) -> Batch:
     return Batch(0, 0, ids, columns, np.ones((EACH, K), bool), None, weight, K)
 
 
-def step(mesh: Mesh, settings: Settings, task: Task, seed: int) -> tuple[int, list[str], dict[str, float]]:
-    """Numbers this rank keeps, its blocks, and bytes it sent in a step, by axis."""
+def step(
+    mesh: Mesh, settings: Settings, task: Task, seed: int
+) -> tuple[int, int, list[str], dict[str, float]]:
+    """Numbers this rank keeps, its optimiser's bytes, its blocks, and bytes it sent in a step, by axis."""
     learner = Learner(task, settings.layout, settings.trainer, mesh)
     trainer = Trainer(learner, EACH, Meter(STREAM + TRAIN))
     batch = new_batch(seed + mesh.replica)
@@ -77,30 +79,36 @@ def step(mesh: Mesh, settings: Settings, task: Task, seed: int) -> tuple[int, li
         trainer.step(batch)
     with Wire(axes_of(mesh)) as wire:
         trainer.step(batch)
-    held = [p.to_local() if isinstance(p, DTensor) else p for p in learner.model.parameters()]
+    held = [local(p) for p in learner.model.parameters()]
+    kept = [v for values in learner.optimiser.state.values() for v in values.values() if v.ndim]
     sent = {axis: traffic.wire_bytes for axis, traffic in wire.by_axis().items()}
-    return sum(t.numel() for t in held), list(learner.model.blocks), sent
+    return (
+        sum(t.numel() for t in held),
+        sum(local(v).nbytes for v in kept),
+        list(learner.model.blocks),
+        sent,
+    )
 
 
 @pytest.mark.parametrize(
-    ("model", "layout", "recompute"),
+    ("model", "layout", "trainer"),
     [
-        ("points", {"dp": 2}, "none"),
-        ("points", {"dp": 2, "microbatches": 2}, "none"),
-        ("points", {"dp": 3, "shard": 3, "microbatches": 2}, "none"),
-        ("points", {"dp": 4, "shard": 2, "reshard": False}, "none"),
-        ("points", {"dp": 2, "tp": 2}, "full"),
-        ("clouds", {"tp": 2, "microbatches": 2}, "selective"),
-        ("tokens", {"tp": 2, "pp": 2, "microbatches": 4}, "none"),
-        ("tokens", {"pp": 2, "schedule": "zbv", "microbatches": 4}, "none"),
-        ("points", {"tp": 2, "pp": 2, "schedule": "interleaved"}, "full"),
-        ("points", {"dp": 2, "shard": 2, "pp": 2, "schedule": "interleaved"}, "none"),
-        ("points", {"dp": 2, "shard": 2, "pp": 2, "microbatches": 4, "reshard": True}, "none"),
-        ("points", {"dp": 2, "shard": 2, "tp": 2}, "none"),
+        ("points", {"dp": 2}, {}),
+        ("points", {"dp": 2, "microbatches": 2}, {}),
+        ("points", {"dp": 3, "shard": 3, "microbatches": 2}, {"optimiser": "muon"}),
+        ("points", {"dp": 4, "shard": 2, "reshard": False}, {}),
+        ("points", {"dp": 2, "tp": 2}, {"recompute": "full"}),
+        ("clouds", {"tp": 2, "microbatches": 2}, {"recompute": "selective"}),
+        ("tokens", {"tp": 2, "pp": 2, "microbatches": 4}, {"optimiser": "lion"}),
+        ("tokens", {"pp": 2, "schedule": "zbv", "microbatches": 4}, {}),
+        ("points", {"tp": 2, "pp": 2, "schedule": "interleaved"}, {"recompute": "full"}),
+        ("points", {"dp": 2, "shard": 2, "pp": 2, "schedule": "interleaved"}, {}),
+        ("points", {"dp": 2, "shard": 2, "pp": 2, "microbatches": 4, "reshard": True}, {}),
+        ("points", {"dp": 2, "shard": 2, "tp": 2}, {"optimiser": "muon"}),
         pytest.param(
             "points",
             {"dp": 2, "shard": 2, "tp": 2, "pp": 2, "schedule": "zero_bubble"},
-            "none",
+            {},
             marks=pytest.mark.slow,
         ),
     ],
@@ -111,14 +119,15 @@ def test_ranks_hold_and_send_what_was_said(
     run_ranks: Callable[..., list[Any]],
     model: str,
     layout: dict[str, Any],
-    recompute: str,
+    trainer: dict[str, Any],
 ) -> None:
-    settings, task = planned(MODELS[model], layout, recompute=recompute)
+    settings, task = planned(MODELS[model], layout, **trainer)
     said = Estimator(settings, task).ranks()
     found = run_ranks(settings.layout, step, settings, task, 5)
     assert len(said) == len(found) == settings.layout.ranks
-    for estimate, (parameters, blocks, sent) in zip(said, found, strict=True):
+    for estimate, (parameters, kept, blocks, sent) in zip(said, found, strict=True):
         assert estimate.parameters == parameters
+        assert estimate.memory["optimiser"] == kept
         assert sorted(estimate.blocks) == sorted(map(int, blocks))
         # What belongs to no axis is the few bytes of counts.
         for axis in {*estimate.wire_bytes, *sent}:

@@ -13,7 +13,8 @@ from tamis.errors import DataError
 from tamis.loaders.loader import Batch
 from tamis.pipelines.build import build
 from tamis.pipelines.dataset import Dataset
-from tamis.trainer import checkpoint, loop
+from tamis.trainer import loop
+from tamis.trainer.checkpoints import checkpoint
 from tamis.trainer.learner import whole_model
 from tamis.trainer.mesh import Mesh, alone
 from tamis.trainer.settings import LayoutSettings, Settings

@@ -8,7 +8,7 @@ import pytest
 from tamis.config import check, differences, dumps, load
 from tamis.errors import UsageError
 from tamis.trainer.model_settings import CloudSettings, PointSettings, TokenSettings
-from tamis.trainer.settings import LayoutSettings, Settings, TrainerSettings
+from tamis.trainer.settings import LayoutSettings, Settings
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,32 @@ def test_rows_are_shared_out_evenly_among_tensor_parallel_ranks(settings_of: Any
         settings_of(layout={"tp": 3}, model=model)
 
 
-def test_other_precisions_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="'precision': 'bf16' is not available, only 'fp32'"):
-        check({"precision": "bf16"}, TrainerSettings, where="x.toml")
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({"precision": "fp4"}, r"'trainer\.precision'.*'fp8'"),
+        ({"layers": {"blocks.1": "fp4"}}, r"'trainer\.layers\.blocks\.1'"),
+        ({"layers": {"blocks.2": "fp32"}}, r"trainer\.layers\.blocks\.2 names none of embed, blocks\.0 to"),
+        ({"scaling": {"floor": 16.0, "initial": 8.0}}, r"'trainer\.scaling': floor 16, initial 8 and"),
+        ({"scaling": {"backoff": 1.0}}, r"'trainer\.scaling\.backoff'"),
+        ({"scaling": {"growth": 1.0}}, r"'trainer\.scaling\.growth'"),
+        ({"scaling": {"floor": 0.0}}, r"'trainer\.scaling\.floor'"),
+    ],
+)
+def test_a_wrong_precision_is_refused_by_its_key(
+    settings_of: Any, trainer: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        settings_of(trainer={"points": 32, "steps": 4} | trainer)
+    assert "\n" not in str(error.value)
+
+
+def test_a_layer_may_have_a_precision_of_its_own(settings_of: Any) -> None:
+    layers = {"blocks.1": "fp32", "head": "bf16"}
+    settings = settings_of(trainer={"points": 32, "precision": "fp16", "layers": layers})
+    assert settings.trainer.layers == layers
+    again = check(tomllib.loads(dumps(settings)), Settings, where="dumped")
+    assert differences(settings, again) == []
 
 
 @pytest.mark.parametrize(

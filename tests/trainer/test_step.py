@@ -12,7 +12,7 @@ from torch import Tensor
 from tamis.errors import DataError, UsageError
 from tamis.loaders.loader import Batch
 from tamis.trainer.mesh import Mesh
-from tamis.trainer.step import Trainer
+from tamis.trainer.step import PATIENCE, Trainer
 
 Make = Callable[..., Any]
 
@@ -131,20 +131,25 @@ def test_ranks_stay_equal_to_the_bit(
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_a_loss_that_is_not_finite_stops_all_ranks_with_the_ids(
+def test_a_loss_that_stays_not_finite_stops_all_ranks_with_the_ids(
     run_ranks: Make, new_trainer: Make, new_batch: Make, part_of: Make
 ) -> None:
     batch = new_batch(8)
     batch.columns["xyz"][3, 5] = np.nan
 
     def work(mesh: Mesh) -> Any:
+        trainer = new_trainer(mesh)
+        own = part_of(batch, SHARES[2][mesh.rank])
+        for _ in range(PATIENCE - 1):
+            assert trainer.step(own).skipped == "not finite"
         try:
-            new_trainer(mesh).step(part_of(batch, SHARES[2][mesh.rank]))
+            trainer.step(own)
         except DataError as error:
             return str(error)
 
     for message in run_ranks(2, work):
         assert message.startswith("step 8: the loss is nan")
+        assert "20 steps in a row" in message
         assert all(f"{i:016x}" in message for i in (10, 11, 12, 13))
 
 

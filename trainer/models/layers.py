@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 from ..parallel.rows import ALL, Rows
+from ..precision import fp8
 
 
 def here(parameter: Tensor) -> Tensor:
@@ -26,15 +27,23 @@ def here(parameter: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A linear layer, or this rank's columns of one."""
+    """A linear layer, or this rank's columns of one. ``fp8``: by 8-bit products, see `fp8.linear`."""
+
+    fp8 = False
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) to (..., out here)."""
-        return functional.linear(x, here(self.weight), None if self.bias is None else here(self.bias))
+        multiply = fp8.linear if self.fp8 else functional.linear
+        return multiply(x, here(self.weight), None if self.bias is None else here(self.bias))
 
 
 class SummedLinear(nn.Linear):
-    """A linear layer whose input is split among the ranks; gives this rank's share of the rows."""
+    """A linear layer whose input is split among the ranks; gives this rank's share of the rows.
+
+    ``fp8``: as in `Linear`.
+    """
+
+    fp8 = False
 
     def __init__(self, width: int, out: int, rows: Rows) -> None:
         super().__init__(width, out)
@@ -42,9 +51,11 @@ class SummedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, k, in / tp) to (b, k / tp, out)."""
+        multiply = fp8.linear if self.fp8 else functional.linear
         if self.rows.size == 1:
-            return super().forward(x)
-        return self.rows.scattered(functional.linear(x, here(self.weight))) + here(self.bias)
+            return multiply(x, self.weight, self.bias)
+        # Summands of several ranks are added up in fp32, whatever the product was computed in.
+        return self.rows.scattered(multiply(x, here(self.weight), None).float()) + here(self.bias)
 
 
 class Norm(nn.LayerNorm):

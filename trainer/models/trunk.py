@@ -8,6 +8,7 @@ points and tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,11 @@ class Makers(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """A part of the transformer: all of it, or a pipeline stage."""
+    """A part of the transformer: all of it, or a pipeline stage.
+
+    ``run``: how a block is run; ``within``: in what a layer is, "embed", "blocks.N" or "head" (the last norm
+    and the pool with it). What goes from layer to layer is float32 whatever they compute in.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class Trunk(nn.Module):
         self.blocks = nn.ModuleDict({str(i): block for i, block in blocks.items()})
         self.norm, self.pool, self.head = norm, pool, head
         self.run: Callable[[nn.Module, Tensor, View], Tensor] = _plainly
+        self.within: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
         """Input of the first stage, or rows (b, k / tp, width), to rows or, at the end, to the head's scores.
@@ -85,14 +91,17 @@ class Trunk(nn.Module):
         """
         views: Sequence[View] = self.sight(**inputs)
         if self.embed is not None:
-            x = self.embed(x)
+            with self.within("embed"):
+                x = self.embed(x).float()
         for name, block in self.blocks.items():
-            x = self.run(block, x, views[int(name) % len(views)])
+            with self.within(f"blocks.{name}"):
+                x = self.run(block, x, views[int(name) % len(views)])
         if self.head is not None and self.norm is not None:
-            x = self.rows.gathered(self.norm(x))
-            if self.pool is not None:
-                x = self.pool(x, **inputs)
-            x = self.head(x)
+            with self.within("head"):
+                x = self.rows.gathered(self.norm(x))
+                if self.pool is not None:
+                    x = self.pool(x, **inputs)
+                x = self.head(x).float()
         return x
 
     def part(self, part: Part) -> Trunk:
@@ -106,7 +115,7 @@ class Trunk(nn.Module):
             self.pool if part.last else None,
             self.head if part.last else None,
         )
-        stage.run = self.run
+        stage.run, stage.within = self.run, self.within
         return stage
 
 
@@ -216,8 +225,8 @@ class Head(Linear):
 
 
 def _turned(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotate each pair of neighbouring channels: a product of complex numbers."""
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    """Rotate each pair of neighbouring channels, in float32: a product of complex numbers."""
+    pairs = x.float().reshape(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():  # the compiler has no complex numbers; without it they are faster
         (a, b), (cos, sin) = pairs.unbind(-1), turn.unbind(-1)
         return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)

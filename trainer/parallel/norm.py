@@ -25,19 +25,26 @@ def squared_norm(held: Iterable[tuple[nn.Parameter, Tensor]], mesh: Mesh) -> Ten
     Where several ranks hold the same elements, the first of them counts these.
     """
     alone = mesh.world == 1
-    counted = [gradient for parameter, gradient in held if alone or _speaks_for(parameter, mesh)]
+    counted = [gradient for parameter, gradient in held if alone or speaks_for(parameter, mesh)]
     if not counted:
         return torch.zeros((), dtype=torch.float64, device=mesh.device)
     return torch.stack(torch._foreach_norm(counted)).double().square().sum()
 
 
-def clip(held: Iterable[tuple[nn.Parameter, Tensor]], norm: float, highest: float) -> None:
-    """Scale gradients, in place, so that their norm, which is ``norm``, is at most ``highest``."""
-    if norm > highest:
-        torch._foreach_mul_([gradient for _, gradient in held], highest / (norm + _TINY))
+def clip(
+    held: Iterable[tuple[nn.Parameter, Tensor]], norm: float, highest: float, scale: float = 1.0
+) -> None:
+    """Divide gradients, in place, by ``scale``, and further so that their norm is at most ``highest``.
+
+    ``norm``: what it is once they are divided by ``scale``.
+    """
+    factor = (highest / (norm + _TINY) if norm > highest else 1.0) / scale
+    if factor != 1.0:
+        torch._foreach_mul_([gradient for _, gradient in held], factor)
 
 
-def _speaks_for(parameter: nn.Parameter, mesh: Mesh) -> bool:
+def speaks_for(parameter: nn.Parameter, mesh: Mesh) -> bool:
+    """Whether this rank is the first of those that hold the same elements of ``parameter``."""
     if mesh.index("dp_replicate") > 0:
         return False
     if not isinstance(parameter, DTensor):

@@ -39,7 +39,13 @@ class Classification(CloudTask):
         return ignoring(highest, highest >= 0)
 
     def evaluate(
-        self, dataset: Dataset, model: nn.Module, mesh: Mesh, settings: TrainerSettings, out: Path
+        self,
+        dataset: Dataset,
+        model: nn.Module,
+        mesh: Mesh,
+        settings: TrainerSettings,
+        out: Path,
+        split: str = "test",
     ) -> dict[str, Any] | None:
         """Every cloud of the split, once, by its first ``trainer.points`` rows, fewer ones padded.
 
@@ -47,7 +53,7 @@ class Classification(CloudTask):
         `evaluate.figures`: ``samples``, the clouds, ``points``, the rows that were looked at, and
         ``dropped``, clouds left out.
         """
-        rows = own_rows(dataset, "test", mesh)
+        rows = own_rows(dataset, split, mesh)
         if rows is None:
             return None
         answers, seen = Answers(self.state.classes), 0
@@ -69,5 +75,5 @@ class Classification(CloudTask):
         points = int(mesh.sum(torch.tensor(seen, dtype=torch.float64, device=mesh.device)))
         if result is None:
             return None
-        dropped = dataset.manifest.counts.splits["test"].samples - clouds
+        dropped = dataset.manifest.counts.splits[split].samples - clouds
         return {**result, "unit": "clouds", "samples": clouds, "points": points, "dropped": dropped}

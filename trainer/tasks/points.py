@@ -29,14 +29,20 @@ class Segmentation(CloudTask):
         return ignoring(label, mask & (weight > 0)[:, None] & (label >= 0))
 
     def evaluate(
-        self, dataset: Dataset, model: nn.Module, mesh: Mesh, settings: TrainerSettings, out: Path
+        self,
+        dataset: Dataset,
+        model: nn.Module,
+        mesh: Mesh,
+        settings: TrainerSettings,
+        out: Path,
+        split: str = "test",
     ) -> dict[str, Any] | None:
         """Every point of the split, once, at full resolution; predictions go to ``out/predictions.arrow``.
 
         Beside `evaluate.figures`: ``points``, how many were predicted, and ``dropped``, how many more the
         files of the split hold.
         """
-        rows = own_rows(dataset, "test", mesh)
+        rows = own_rows(dataset, split, mesh)
         if rows is None:
             return None
         answers = Answers(self.state.classes)
@@ -48,7 +54,7 @@ class Segmentation(CloudTask):
         result, points = answers.close(out / "predictions.arrow", mesh)
         if result is None:
             return None
-        held = dataset.manifest.counts.splits["test"]
+        held = dataset.manifest.counts.splits[split]
         return {**result, "unit": "points", "points": points, "dropped": held.dropped + held.points - points}
 
 

@@ -75,9 +75,15 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(
-        self, dataset: Dataset, model: nn.Module, mesh: Mesh, settings: TrainerSettings, out: Path
+        self,
+        dataset: Dataset,
+        model: nn.Module,
+        mesh: Mesh,
+        settings: TrainerSettings,
+        out: Path,
+        split: str = "test",
     ) -> dict[str, Any] | None:
-        """Judge a whole model on the split ``test``; every rank calls this, and all get the same figures.
+        """Judge a whole model on ``split``; every rank calls this, and all get the same figures.
 
         Predictions, where the task has some, go to ``out``. None where there is nothing to judge by.
         """

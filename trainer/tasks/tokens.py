@@ -82,6 +82,7 @@ class NextToken(Task):
         mesh: Mesh,
         settings: TrainerSettings,
         out: Path,  # noqa: ARG002 - there is nothing to write
+        split: str = "test",
     ) -> dict[str, Any] | None:
         """Every token of the split, once, in sequences of ``trainer.points``, a sample's last one padded.
 
@@ -89,7 +90,7 @@ class NextToken(Task):
         the most likely next token, ``majority``, the share of the most frequent one; ``tokens`` of the
         split, ``labelled``, those that have a next one, ``dropped``, tokens left out.
         """
-        rows = own_rows(dataset, "test", mesh)
+        rows = own_rows(dataset, split, mesh)
         if rows is None:
             return None
         loss_sum, right, tokens = 0.0, 0, 0
@@ -107,7 +108,7 @@ class NextToken(Task):
         labelled = int(sum(following))
         if labelled == 0:
             return None
-        held = dataset.manifest.counts.splits["test"].annotations[TOKENS]
+        held = dataset.manifest.counts.splits[split].annotations[TOKENS]
         loss = loss_sum / labelled
         return {
             "accuracy": right / labelled,

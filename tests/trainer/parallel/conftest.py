@@ -21,7 +21,7 @@ from tamis.trainer.learner import Learner
 from tamis.trainer.mesh import Mesh
 from tamis.trainer.model_settings import PointSettings, TokenSettings
 from tamis.trainer.models.layers import here
-from tamis.trainer.optim import adamw
+from tamis.trainer.optimisers.optimiser import adamw
 from tamis.trainer.parallel.wire import Wire, axes_of
 from tamis.trainer.settings import LayoutSettings, TrainerSettings
 from tamis.trainer.step import Trainer

@@ -15,7 +15,8 @@ import pytest
 from tamis.config import check
 from tamis.loaders.loader import Batch
 from tamis.pipelines.dataset import Dataset
-from tamis.trainer import checkpoint, loop
+from tamis.trainer import loop
+from tamis.trainer.checkpoints import checkpoint
 from tamis.trainer.learner import whole_model
 from tamis.trainer.mesh import Mesh, alone
 from tamis.trainer.settings import Settings
