@@ -106,7 +106,6 @@ def test_k_follows_the_step_of_its_own_batch() -> None:
         {"global_batch": 6},
         {"split": "test"},
         {"k": 8},
-        {"multiple_of": 2},
         {"graph": [{"kind": "random"}]},
         {"ratio": RatioSchedule("constant", start=1.0, end=1.0, steps=1)},
     ],
@@ -114,3 +113,10 @@ def test_k_follows_the_step_of_its_own_batch() -> None:
 def test_the_fingerprint_covers_what_decides_a_batch(change: dict[str, object]) -> None:
     assert plan([5]).fingerprint == plan([9]).fingerprint  # the dataset has a fingerprint of its own
     assert plan([5], **change).fingerprint != plan([5]).fingerprint  # type: ignore[arg-type]
+
+
+def test_what_rows_are_a_multiple_of_counts_where_a_ratio_moves_them() -> None:
+    """A run without a ratio may go on in a layout that divides rows otherwise."""
+    ratio = RatioSchedule("constant", start=0.5, end=0.5, steps=1)
+    assert plan([5], multiple_of=2).fingerprint == plan([5]).fingerprint
+    assert plan([5], ratio=ratio, multiple_of=2).fingerprint != plan([5], ratio=ratio).fingerprint
