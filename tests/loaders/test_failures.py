@@ -300,6 +300,7 @@ def test_too_little_memory_is_said_when_it_is_opened(make: Make) -> None:
         Loader(data, global_batch=4, k=64, feeder="node", slots=2**40)
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_no_descriptor(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     data = make([64] * 12)
     before = descriptors()

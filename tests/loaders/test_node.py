@@ -132,6 +132,7 @@ def test_damaged_samples_keep_their_places(
     assert sum(map(len, states)) >= 1
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_every_cut(make: Make) -> None:
     data = make(SIZES)
     whole = inline(data, graph=TURNED)

@@ -162,7 +162,7 @@ def test_a_source_field_called_label_is_no_class_number(tmp_path: Path, code: in
     assert set(dataset.sample(0).columns["label"]) == {code}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_full_disk_is_one_line_and_the_build_goes_on(
     settings: DataSettings, tmp_path: Path, digests: Digests, workers: int
 ) -> None:

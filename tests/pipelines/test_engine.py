@@ -284,6 +284,7 @@ def test_where_all_files_are_bad_the_first_is_told(tmp_path: Path, raw: Path, se
         build(changed(settings, bad_files="skip", split=None), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_build_that_goes_on_does_not_try_bad_files_again(
     settings: DataSettings, tmp_path: Path, raw: Path, deadly: Callable[..., Path], digests: Digests
 ) -> None:
@@ -366,7 +367,14 @@ def toml(value: Any) -> str:
     return json.dumps(value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_a_build_that_is_ended_leaves_no_worker_and_what_was_finished(
     settings: DataSettings,
     tmp_path: Path,

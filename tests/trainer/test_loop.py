@@ -97,6 +97,7 @@ def test_steps_after_the_last_checkpoint_are_taken_again(
     assert json.loads((tmp_path / "cut" / "report.json").read_text())["resumed_from"] == 3
 
 
+@pytest.mark.slow
 def test_two_ranks_see_the_batches_of_one_and_learn_the_same(
     run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
 ) -> None:

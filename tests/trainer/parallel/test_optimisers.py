@@ -142,6 +142,7 @@ def assert_equal(found: Kept, wanted: Kept) -> None:
         np.testing.assert_array_equal(values, wanted.tensors[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_each_optimiser_goes_on_to_the_bit(run_ranks: Make, tmp_path: Path, lab: Any) -> None:
     """From where two ranks that share it were cut; and ranks that split it otherwise load its bits."""
     shared, split = LayoutSettings(dp=2, shard=2), LayoutSettings(tp=2)
