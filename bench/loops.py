@@ -66,7 +66,8 @@ def tamis(clock: Clock, dp: int = 1) -> None:
         learner = Learner(task_of(settings), settings.layout, settings.trainer, mesh)
         trainer = Trainer(learner, -(-clock.size.clouds // mesh.replicas), Meter(STREAM + TRAIN))
         source: Any = clock  # a loader, as far as the loop can tell
-        loop.train(settings, Path(folder), trainer, source, 0)
+        out = Path(mesh.gather(folder)[0])  # checkpoints are written together
+        loop.train(settings, out, trainer, source, 0)
 
 
 class Net(nn.Module):

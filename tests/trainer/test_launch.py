@@ -219,7 +219,7 @@ def config_of(settings: Any, path: Path, dp: int) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_kill_9_of_a_run_on_two_ranks(run_settings: Make, run_ranks: Make, tmp_path: Path) -> None:
     """The command is killed in the middle: no rank outlives it, and the same command ends as an uncut run."""
