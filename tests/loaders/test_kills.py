@@ -17,7 +17,7 @@ from tamis.pipelines.dataset import Dataset
 
 _log = logging.getLogger(__name__)
 
-STARTS = int(os.environ.get("TAMIS_KILLS", "40"))
+STARTS = int(os.environ.get("TAMIS_KILLS", "24"))
 SPAN_S = 2.5  # of which a feeder takes about one third to start
 TIMEOUT_S = 5.0
 

@@ -40,7 +40,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "processes", [pytest.param(4, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.soak)]
+    "processes", [pytest.param(2, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.soak)]
 )
 def test_processes_that_start_cold_together_end_well_and_leave_a_warm_cache(
     processes: int, tmp_path: Path

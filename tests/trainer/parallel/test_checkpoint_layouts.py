@@ -131,7 +131,7 @@ def on(run_ranks: Make, layout: LayoutSettings, work: Make, *args: Any) -> list[
     "names",
     [
         pytest.param(("one", "dp2", "tp2"), id="few"),
-        pytest.param(tuple(LAYOUTS), id="5x5", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(tuple(LAYOUTS), id="5x5", marks=[pytest.mark.soak, pytest.mark.timeout(300)]),
     ],
 )
 def test_any_layout_loads_any_other(
