@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import shards
+from .checks import file_sha256
 from .journal import Journal, PartFile, PartSample, temporary
 from .manifest import Column
 from .shard_writer import ShardWriter
-from .stored import Digest, Stored, digest_of, owns
+from .stored import Stored, owns
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -43,9 +44,13 @@ class _Shard:
         self.stored = [file.finish() for file in self.files]
         if shards.stays_alone(self.bytes, limit):
             self.stored = [
-                replace(one, digest=Digest(**digest_of(file.path).model_dump()))
-                for one, file in zip(self.stored, self.files, strict=True)
+                _with_sha256(one, file.path) for one, file in zip(self.stored, self.files, strict=True)
             ]
+
+
+def _with_sha256(stored: Stored, path: Path) -> Stored:
+    assert stored.digest is not None  # it was just written
+    return replace(stored, digest=stored.digest.model_copy(update={"sha256": file_sha256(path)}))
 
 
 class PartWriter:

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -77,18 +78,19 @@ def described(batch: Batch, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def losses(path: Path) -> tuple[float | None, float | None]:
-    """The first and the last loss of a run."""
-    found = [loss for line in _lines(path) if (loss := line["loss"]) is not None]
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """What was written of each step."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def losses(steps: Sequence[dict[str, Any]]) -> tuple[float | None, float | None]:
+    """The first and the last loss of a run, by what `read_lines` gives."""
+    found = [loss for line in steps if (loss := line["loss"]) is not None]
     return (found[0], found[-1]) if found else (None, None)
 
 
-def setbacks(path: Path) -> dict[str, int]:
+def setbacks(steps: Sequence[dict[str, Any]]) -> dict[str, int]:
     """How many steps of a run were skipped, by why, and how many were ``recomputed``."""
-    found = Counter(line["skipped"] for line in _lines(path) if line["skipped"])
-    found["recomputed"] = sum(line["recomputed"] for line in _lines(path))
+    found = Counter(line["skipped"] for line in steps if line["skipped"])
+    found["recomputed"] = sum(line["recomputed"] for line in steps)
     return {why: number for why, number in sorted(found.items()) if number}
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -17,7 +17,7 @@ from .. import __version__
 from ..files import write_atomic
 from ..metrics import limiting_stage, stage_rows
 from .learner import Learner
-from .log import losses, setbacks
+from .log import losses, read_lines, setbacks
 from .rank_figures import bubble, held_parameters, mean_traffic, rank_figures, work
 from .settings import Settings
 from .speed import Speed
@@ -112,7 +112,8 @@ def write(
     parameters = mesh.gather(held_parameters(learner))
     if mesh.rank != 0:
         return
-    first, last = losses(out / "steps.jsonl")
+    steps = read_lines(out / "steps.jsonl")
+    first, last = losses(steps)
     measured = read(out / "training.json", UNMEASURED)
     report = {
         **measured,
@@ -124,7 +125,7 @@ def write(
         "stages": [*read(out / "build.json", []), *measured["stages"]],
         "steps": settings.trainer.steps,
         "updates": learner.updates,
-        "setbacks": setbacks(out / "steps.jsonl"),
+        "setbacks": setbacks(steps),
         "wall_s": time.time() - started_s,
         "eval_wall_s": eval_wall_s,
         "loss_first": first,

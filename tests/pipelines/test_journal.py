@@ -51,6 +51,15 @@ def edit(path: Path) -> None:
     record.write_text(text.replace('"rows":', '"rows":1', 1))
 
 
+def stopped_at(source: Path, settings: DataSettings, run: Path) -> None:
+    """A build that a damaged source stopped, which is whole again."""
+    whole = source.read_bytes()
+    source.write_bytes(b"")
+    with pytest.raises(DataError):
+        build(settings, run)
+    source.write_bytes(whole)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -73,11 +82,7 @@ def test_a_damaged_part_is_made_again(
     damage: Callable[[Path], object],
 ) -> None:
     build(settings, tmp_path / "uncut")
-    whole = (raw / "c.npy").read_bytes()
-    (raw / "c.npy").write_bytes(b"")
-    with pytest.raises(DataError):
-        build(settings, tmp_path / "run")
-    (raw / "c.npy").write_bytes(whole)
+    stopped_at(raw / "c.npy", settings, tmp_path / "run")
     damage(next((tmp_path / "run" / "dataset.building").glob("*.arrow")))
     meter = Meter(BUILD)
     with caplog.at_level(logging.WARNING):
@@ -92,11 +97,7 @@ def test_a_record_with_more_digests_is_read(
 ) -> None:
     """An older version recorded the SHA-256 of every file."""
     build(settings, tmp_path / "uncut")
-    whole = (raw / "c.npy").read_bytes()
-    (raw / "c.npy").write_bytes(b"")
-    with pytest.raises(DataError):
-        build(settings, tmp_path / "run")
-    (raw / "c.npy").write_bytes(whole)
+    stopped_at(raw / "c.npy", settings, tmp_path / "run")
     added = 0
     for path in (tmp_path / "run" / "dataset.building").glob("part-*.json"):
         part = Record.model_validate_json(path.read_bytes()).part
@@ -116,11 +117,7 @@ def test_a_record_with_more_digests_is_read(
 def test_a_source_changed_behind_its_size_and_time_is_read_again(
     settings: DataSettings, tmp_path: Path, raw: Path, digests: Digests
 ) -> None:
-    whole = (raw / "c.npy").read_bytes()
-    (raw / "c.npy").write_bytes(b"")
-    with pytest.raises(DataError):
-        build(settings, tmp_path / "run")
-    (raw / "c.npy").write_bytes(whole)
+    stopped_at(raw / "c.npy", settings, tmp_path / "run")
     stat = (raw / "a.npy").stat()
     np.save(raw / "a.npy", np.load(raw / "a.npy")[::-1])
     os.utime(raw / "a.npy", ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -329,7 +329,7 @@ def test_a_cut_run_of_overflows_ends_as_an_uncut_one(
     from tamis.trainer import loop
     from tamis.trainer.checkpoints import checkpoint
     from tamis.trainer.learner import whole_model
-    from tamis.trainer.log import setbacks
+    from tamis.trainer.log import read_lines, setbacks
     from tamis.trainer.tasks import task_of
 
     scaling = {"initial": 2.0**24, "interval": 1, "backoff": 0.25}
@@ -356,7 +356,7 @@ def test_a_cut_run_of_overflows_ends_as_an_uncut_one(
         return (out / "steps.jsonl").read_bytes(), [p.detach().numpy() for p in model.parameters()]
 
     lines, weights = go("whole")
-    assert 3 <= setbacks(tmp_path / "whole" / "steps.jsonl")["overflow"] < 12
+    assert 3 <= setbacks(read_lines(tmp_path / "whole" / "steps.jsonl"))["overflow"] < 12
     row = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1])
     assert (
         list(row["grad_norms"])

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..mesh import Mesh
+from .shares import local
 
 _TINY = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 def gradients(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
     """Parameters and what this rank holds of their gradients."""
-    found = [(p, p.grad) for p in model.parameters() if p.grad is not None]
-    return [(p, g.to_local() if isinstance(g, DTensor) else g) for p, g in found]
+    return [(p, local(p.grad)) for p in model.parameters() if p.grad is not None]
 
 
 def squared_norm(held: Iterable[tuple[nn.Parameter, Tensor]], mesh: Mesh) -> Tensor:

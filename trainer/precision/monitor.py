@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ..mesh import Mesh
 from ..models.trunk import Head
 from ..parallel.norm import speaks_for
+from ..parallel.shares import local
 
 _TABLES = (nn.Embedding, Head)
 
@@ -49,7 +49,7 @@ class Monitor:
         table = torch.zeros(len(self._layers), 4, dtype=torch.float64, device=self._mesh.device)
         for parameter, layer, by_rows in self._own:
             if parameter.grad is not None:
-                table[layer] += _counts(_local(parameter.grad), by_rows)
+                table[layer] += _counts(local(parameter.grad), by_rows)
         rows = self._mesh.sum(table).tolist()
         return {
             layer: LayerGradient(
@@ -65,10 +65,6 @@ def layer_of(name: str) -> str:
     """The layer, see `settings.layers_of`, of the parameter with this name in the model."""
     first, second, *_ = name.split(".")
     return f"blocks.{second}" if first == "blocks" else "embed" if first == "embed" else "head"
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _counts(gradient: Tensor, by_rows: bool) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 
 from ..models.layers import Linear, SummedLinear
 from ..models.trunk import Trunk
-from ..precision import fp8
 from ..settings import Precision, TrainerSettings, layers_of
+from . import fp8
 
 TYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
