@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,35 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
         return forked(layout.ranks, _child, (layout, store, work, args), 60)
 
     return run
+
+
+class _Cut(Exception):
+    """The run is killed here."""
+
+
+@pytest.fixture
+def killed_in() -> Callable[[int | None], AbstractContextManager[None]]:
+    """``with killed_in(step)``: the run in the block is killed in that step; with None it ends by itself."""
+
+    @contextmanager
+    def killing(cut: int | None) -> Iterator[None]:
+        take = Trainer.step
+
+        def step(trainer: Trainer, batch: Batch, *args: Any) -> Any:
+            if batch.step == cut:
+                raise _Cut
+            return take(trainer, batch, *args)
+
+        killed = False
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "step", step)
+            try:
+                yield
+            except _Cut:
+                killed = True
+        assert killed == (cut is not None)
+
+    return killing
 
 
 @pytest.fixture

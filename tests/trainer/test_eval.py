@@ -23,31 +23,20 @@ from tamis.trainer.checkpoints import checkpoint
 from tamis.trainer.eval_run import evaluate
 from tamis.trainer.mesh import Mesh, alone
 from tamis.trainer.settings import Settings
-from tamis.trainer.step import Trainer
 
 Make = Callable[..., Any]
 
 
-class Cut(Exception):
-    """The run is killed here."""
+@pytest.fixture
+def go(killed_in: Make) -> Make:
+    """``go(settings, run)``: run to the end, or to the step it is killed in."""
 
-
-def go(settings: Settings, run: Path, mesh: Mesh | None = None, cut: int | None = None) -> None:
-    """Run to the end, or to the step it is killed in."""
-    take = Trainer.step
-
-    def step(trainer: Trainer, batch: Any, *args: Any) -> Any:
-        if batch.step == cut:
-            raise Cut
-        return take(trainer, batch, *args)
-
-    (run / "config.toml").write_text(dumps(settings))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "step", step)
-        try:
+    def run_it(settings: Settings, run: Path, mesh: Mesh | None = None, cut: int | None = None) -> None:
+        (run / "config.toml").write_text(dumps(settings))
+        with killed_in(cut):
             loop.run(settings, Dataset(settings.dataset_path(run)), run, mesh or alone(), 0.0)
-        except Cut:
-            assert cut is not None
+
+    return run_it
 
 
 def report(run: Path) -> dict[str, Any]:
@@ -55,7 +44,9 @@ def report(run: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_scores_are_those_of_the_report(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
+def test_the_scores_are_those_of_the_report(
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
+) -> None:
     """To the bit, and the predictions; the run stays as it is."""
     go(run_settings(steps=6, checkpoint_steps=3), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -70,7 +61,7 @@ def test_the_scores_are_those_of_the_report(run_settings: Make, dataset: Dataset
 
 
 def test_a_killed_run_is_judged_as_that_step_of_a_whole_one(
-    run_settings: Make, dataset: Dataset, tmp_path: Path
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
 ) -> None:
     settings = run_settings(steps=6, checkpoint_steps=3)
     go(settings, tmp_path, cut=5)
@@ -93,7 +84,7 @@ def test_a_killed_run_is_judged_as_that_step_of_a_whole_one(
     ],
 )
 def test_any_layout_is_judged_in_one_process(
-    layout: dict[str, Any], run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
+    layout: dict[str, Any], run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make, go: Make
 ) -> None:
     values = run_settings(steps=3).model_dump(mode="json", exclude_none=True)
     values["layout"] |= layout
@@ -104,7 +95,11 @@ def test_any_layout_is_judged_in_one_process(
 
 
 def test_another_split_is_judged_with_its_own_counts(
-    run_settings: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_settings: Make,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    go: Make,
 ) -> None:
     values = run_settings(steps=2).model_dump(mode="json", exclude_none=True)
     values["data"]["split"] |= {"val": [1]}
@@ -133,7 +128,7 @@ def test_another_split_is_judged_with_its_own_counts(
     assert f"val: {scores['labelled']:,} labelled of {counts.points:,} points" in printed[2]
 
 
-def test_texts_have_scores_and_no_predictions(settings_of: Make, tmp_path: Path) -> None:
+def test_texts_have_scores_and_no_predictions(settings_of: Make, tmp_path: Path, go: Make) -> None:
     (tmp_path / "texts").mkdir()
     for name in ("a", "b"):
         (tmp_path / "texts" / f"{name}.txt").write_text("a drum sieve " * 30)
@@ -151,7 +146,7 @@ def test_texts_have_scores_and_no_predictions(settings_of: Make, tmp_path: Path)
 
 
 def test_what_cannot_be_judged_is_refused(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_settings: Make, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, go: Make
 ) -> None:
     settings = run_settings(steps=3, checkpoint_steps=2)
     with pytest.raises(DataError, match=r"holds no run \(config\.toml is missing\)"):
@@ -183,7 +178,7 @@ def test_what_cannot_be_judged_is_refused(
 
 
 def test_a_checkpoint_that_goes_while_it_is_read_gives_way_to_the_next(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_settings: Make, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, go: Make
 ) -> None:
     """A run that is going on keeps the last few only."""
     go(run_settings(steps=3, checkpoint_steps=2), tmp_path)

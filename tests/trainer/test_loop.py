@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from tamis.errors import DataError
-from tamis.loaders.loader import Batch
 from tamis.pipelines.build import build
 from tamis.pipelines.dataset import Dataset
 from tamis.trainer import loop
@@ -18,7 +17,6 @@ from tamis.trainer.checkpoints import checkpoint
 from tamis.trainer.learner import whole_model
 from tamis.trainer.mesh import Mesh, alone
 from tamis.trainer.settings import LayoutSettings, Settings
-from tamis.trainer.step import Trainer
 from tamis.trainer.tasks import Segmentation, task_of
 
 Make = Callable[..., Any]
@@ -30,29 +28,23 @@ class Cut(Exception):
     """The run is killed here."""
 
 
-def go(
-    settings: Settings,
-    dataset: Dataset,
-    out: Path,
-    mesh: Mesh | None = None,
-    cuts: tuple[int, ...] = (),
-) -> None:
-    """Run to the end, having been killed in the step of each cut."""
-    out.mkdir(exist_ok=True)
-    take = Trainer.step
-    with pytest.MonkeyPatch.context() as patch:
+@pytest.fixture
+def go(killed_in: Make) -> Make:
+    """``go(settings, dataset, out)``: run to the end, having been killed in the step of each cut."""
+
+    def run_it(
+        settings: Settings,
+        dataset: Dataset,
+        out: Path,
+        mesh: Mesh | None = None,
+        cuts: tuple[int, ...] = (),
+    ) -> None:
+        out.mkdir(exist_ok=True)
         for cut in (*cuts, None):
-
-            def step(trainer: Trainer, batch: Batch, *args: Any, cut: int | None = cut) -> Any:
-                if batch.step == cut:
-                    raise Cut
-                return take(trainer, batch, *args)
-
-            patch.setattr(Trainer, "step", step)
-            try:
+            with killed_in(cut):
                 loop.run(settings, dataset, out, mesh or alone(), 0.0)
-            except Cut:
-                assert cut is not None
+
+    return run_it
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -72,7 +64,9 @@ def assert_same_run(settings: Settings, dataset: Dataset, a: Path, b: Path) -> N
     assert (a / NAME).read_bytes() == (b / NAME).read_bytes()
 
 
-def test_a_cut_run_ends_as_an_uncut_one(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
+def test_a_cut_run_ends_as_an_uncut_one(
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
+) -> None:
     """S10, S11, T16: killed before the first step, in the middle, before the last step, at the epoch's end,
     and twice in one epoch: the same ids, bytes, losses, weights and predictions, to the bit."""
     settings = run_settings()
@@ -88,7 +82,7 @@ def test_a_cut_run_ends_as_an_uncut_one(run_settings: Make, dataset: Dataset, tm
 
 
 def test_steps_after_the_last_checkpoint_are_taken_again(
-    run_settings: Make, dataset: Dataset, tmp_path: Path
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
 ) -> None:
     settings = run_settings(checkpoint_steps=3)
     go(settings, dataset, tmp_path / "whole")
@@ -99,7 +93,7 @@ def test_steps_after_the_last_checkpoint_are_taken_again(
 
 @pytest.mark.slow
 def test_two_ranks_see_the_batches_of_one_and_learn_the_same(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
+    run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make, go: Make
 ) -> None:
     """S14, T02: and a run of two ranks that is cut, at each kind of place, ends as one that is not."""
     settings = run_settings()
@@ -155,7 +149,7 @@ def test_s19_evaluation_is_the_same_for_any_number_of_ranks_and_counts_each_poin
 
 
 def test_predictions_are_of_the_right_rows(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, scan: Path
+    run_settings: Make, dataset: Dataset, tmp_path: Path, scan: Path, go: Make
 ) -> None:
     import laspy
 
@@ -169,7 +163,9 @@ def test_predictions_are_of_the_right_rows(
     assert set(table["source"].to_pylist()) == {"field.las"}
 
 
-def test_the_report_says_how_the_run_went(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
+def test_the_report_says_how_the_run_went(
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
+) -> None:
     settings = run_settings(steps=30, checkpoint_steps=0)
     go(settings, dataset, tmp_path / "run")
     report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -190,7 +186,7 @@ def test_the_report_says_how_the_run_went(run_settings: Make, dataset: Dataset, 
 
 
 def test_a_field_the_dataset_lacks_is_named(
-    run_settings: Make, settings_of: Make, dataset: Dataset, tmp_path: Path
+    run_settings: Make, settings_of: Make, dataset: Dataset, tmp_path: Path, go: Make
 ) -> None:
     settings = run_settings()
     model = settings.model.model_copy(update={"features": ("xy", "rgb")})
@@ -198,7 +194,9 @@ def test_a_field_the_dataset_lacks_is_named(
         go(settings.model_copy(update={"model": model}), dataset, tmp_path / "run")
 
 
-def test_the_ratio_moves_k_in_whole_windows(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
+def test_the_ratio_moves_k_in_whole_windows(
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
+) -> None:
     from tamis.samplers.ratio import RatioSettings
 
     settings = run_settings()

@@ -323,7 +323,7 @@ def test_fp8_is_refused_on_a_gpu_without_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_cut_run_of_overflows_ends_as_an_uncut_one(
-    run_settings: Make, dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_settings: Make, dataset: Any, tmp_path: Path, killed_in: Make
 ) -> None:
     """T08: the scale goes down and up all along; after every cut all lines and weights are the same."""
     from tamis.trainer import loop
@@ -334,23 +334,13 @@ def test_a_cut_run_of_overflows_ends_as_an_uncut_one(
 
     scaling = {"initial": 2.0**24, "interval": 1, "backoff": 0.25}
     settings = run_settings(precision="fp16", scaling=scaling, steps=12)
-    take = Trainer.step
 
     def go(name: str, cuts: tuple[int, ...] = ()) -> tuple[bytes, list[np.ndarray]]:
         out = tmp_path / name
         out.mkdir()
         for cut in (*cuts, None):
-
-            def step(trainer: Trainer, batch: Batch, *args: Any, cut: int | None = cut) -> Outcome:
-                if batch.step == cut:
-                    raise KeyboardInterrupt
-                return take(trainer, batch, *args)
-
-            monkeypatch.setattr(Trainer, "step", step)
-            try:
+            with killed_in(cut):
                 loop.run(settings, dataset, out, alone(), 0.0)
-            except KeyboardInterrupt:
-                assert cut is not None
         model = whole_model(task_of(settings.model, dataset))
         checkpoint.load_model(checkpoint.complete(out / "checkpoints")[-1], model)
         return (out / "steps.jsonl").read_bytes(), [p.detach().numpy() for p in model.parameters()]

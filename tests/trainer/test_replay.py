@@ -30,10 +30,6 @@ Make = Callable[..., Any]
 RATIO = {"kind": "linear", "start": 1.0, "end": 0.25, "steps": 25, "levels": 4}
 
 
-class Cut(Exception):
-    """The run is killed here."""
-
-
 def changed(settings: Settings, **sections: dict[str, Any]) -> Settings:
     values = settings.model_dump(mode="json", exclude_none=True)
     for name, keys in sections.items():
@@ -41,33 +37,39 @@ def changed(settings: Settings, **sections: dict[str, Any]) -> Settings:
     return check(values, Settings, where="here")
 
 
-def go(settings: Settings, run: Path, mesh: Mesh | None = None, cut: int | None = None) -> dict[int, Batch]:
-    """Run to the end, or to the step it is killed in; copies of what this rank learned from, by step."""
-    seen: dict[int, Batch] = {}
-    take = Trainer.step
+@pytest.fixture
+def go(killed_in: Make) -> Make:
+    """``go(settings, run)``: run to the end, or to the step it is killed in.
 
-    def step(trainer: Trainer, batch: Batch, *args: Any) -> Any:
-        if batch.step == cut:
-            raise Cut
-        assert batch.mask is not None
-        seen[batch.step] = replace(
-            batch,
-            ids=batch.ids.copy(),
-            weight=batch.weight.copy(),
-            mask=batch.mask.copy(),
-            columns={name: values.copy() for name, values in batch.columns.items()},
-        )
-        return take(trainer, batch, *args)
+    Gives copies of what this rank learned from, by step.
+    """
 
-    run.mkdir(exist_ok=True)
-    (run / "config.toml").write_text(dumps(settings))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "step", step)
-        try:
-            loop.run(settings, Dataset(settings.dataset_path(run)), run, mesh or alone(), 0.0)
-        except Cut:
-            assert cut is not None
-    return seen
+    def run_it(
+        settings: Settings, run: Path, mesh: Mesh | None = None, cut: int | None = None
+    ) -> dict[int, Batch]:
+        seen: dict[int, Batch] = {}
+        take = Trainer.step
+
+        def step(trainer: Trainer, batch: Batch, *args: Any) -> Any:
+            assert batch.mask is not None
+            seen[batch.step] = replace(
+                batch,
+                ids=batch.ids.copy(),
+                weight=batch.weight.copy(),
+                mask=batch.mask.copy(),
+                columns={name: values.copy() for name, values in batch.columns.items()},
+            )
+            return take(trainer, batch, *args)
+
+        run.mkdir(exist_ok=True)
+        (run / "config.toml").write_text(dumps(settings))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "step", step)
+            with killed_in(cut):  # first of all: what is killed has seen nothing of its step
+                loop.run(settings, Dataset(settings.dataset_path(run)), run, mesh or alone(), 0.0)
+        return seen
+
+    return run_it
 
 
 def assert_same(found: Batch, wanted: Batch) -> None:
@@ -107,7 +109,7 @@ def damage(dataset: Dataset, row: int) -> None:
 
 
 def test_twenty_random_steps_of_a_cut_run_whose_ratio_changes(
-    run_settings: Make, dataset: Dataset, tmp_path: Path
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
 ) -> None:
     """Operators that draw, epochs with a short last batch, two checkpoints between the cut and the resume."""
     settings = changed(run_settings(steps=30, checkpoint_steps=8), loader={"ratio": RATIO})
@@ -127,7 +129,7 @@ def test_twenty_random_steps_of_a_cut_run_whose_ratio_changes(
 
 
 def test_a_run_that_goes_on_or_was_killed_is_replayed_too(
-    run_settings: Make, dataset: Dataset, tmp_path: Path
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
 ) -> None:
     """No checkpoint yet, no report, and a line that is not whole."""
     seen = go(run_settings(steps=30, checkpoint_steps=0), tmp_path, cut=4)
@@ -150,7 +152,13 @@ def test_a_run_that_goes_on_or_was_killed_is_replayed_too(
     ],
 )
 def test_any_layout_is_replayed_by_one_process(
-    layout: dict[str, Any], feeder: str, run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
+    layout: dict[str, Any],
+    feeder: str,
+    run_settings: Make,
+    dataset: Dataset,
+    tmp_path: Path,
+    run_ranks: Make,
+    go: Make,
 ) -> None:
     """Shares of replicas one after another are the batch, and the sum of those that lead is its sum."""
     loader = {"ratio": RATIO, "feeder": feeder}
@@ -183,7 +191,7 @@ def test_any_layout_is_replayed_by_one_process(
 
 
 def test_a_run_that_changed_its_layout_is_replayed(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
+    run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make, go: Make
 ) -> None:
     """Two pipeline ranks, killed, then one process: the batches depend on neither."""
     settings = changed(run_settings(steps=6, checkpoint_steps=2), loader={"ratio": RATIO})
@@ -197,7 +205,7 @@ def test_a_run_that_changed_its_layout_is_replayed(
 
 
 def test_damaged_samples_are_left_out_as_they_were(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run_settings: Make, dataset: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture, go: Make
 ) -> None:
     first, second = dataset.splits["train"][0].rows[0], dataset.splits["train"][0].rows[0] + 1
     damage(dataset, first)
@@ -217,7 +225,9 @@ def test_damaged_samples_are_left_out_as_they_were(
         replay(tmp_path, step)
 
 
-def test_damage_since_the_run_is_named(run_settings: Make, dataset: Dataset, tmp_path: Path) -> None:
+def test_damage_since_the_run_is_named(
+    run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
+) -> None:
     seen = go(run_settings(steps=3), tmp_path)
     row = dataset.splits["train"][0].rows[0]
     damage(dataset, row)
@@ -228,7 +238,7 @@ def test_damage_since_the_run_is_named(run_settings: Make, dataset: Dataset, tmp
 
 
 def test_texts_are_replayed_and_printed(
-    settings_of: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings_of: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], go: Make
 ) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -259,7 +269,7 @@ def test_texts_are_replayed_and_printed(
 
 
 def test_the_command_tells_of_each_sample_writes_it_and_draws_it(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_settings: Make, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], go: Make
 ) -> None:
     import matplotlib.image
 
@@ -300,7 +310,7 @@ def test_the_command_tells_of_each_sample_writes_it_and_draws_it(
 
 
 def test_misuse_is_one_plain_line(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_settings: Make, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], go: Make
 ) -> None:
     go(run_settings(steps=3), tmp_path)
     run, before = str(tmp_path), set(tmp_path.rglob("*"))
@@ -324,7 +334,7 @@ def test_misuse_is_one_plain_line(
 
 
 def test_lines_that_are_lost_are_named(
-    run_settings: Make, dataset: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run_settings: Make, dataset: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture, go: Make
 ) -> None:
     seen = go(run_settings(steps=4), tmp_path)
     path = tmp_path / "steps.jsonl"
@@ -349,7 +359,7 @@ def test_lines_that_are_lost_are_named(
 
 @pytest.mark.parametrize("checkpoints", [True, False], ids=["compared", "no checkpoint"])
 def test_what_is_not_the_runs_own_is_named(
-    checkpoints: bool, run_settings: Make, dataset: Dataset, tmp_path: Path
+    checkpoints: bool, run_settings: Make, dataset: Dataset, tmp_path: Path, go: Make
 ) -> None:
     """Another configuration, then another dataset, in the place of the run's."""
     settings = run_settings(steps=3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
-from tamis.loaders.loader import Batch
 from tamis.metrics import STREAM, TRAIN, Meter
 from tamis.pipelines.dataset import Dataset
 from tamis.trainer import loop
@@ -36,10 +34,6 @@ LAYOUTS = {
     "dp2-shard2-tp2": LayoutSettings(dp=2, shard=2, tp=2),
     "tp2-pp2": LayoutSettings(tp=2, pp=2, microbatches=2),
 }
-
-
-class Cut(Exception):
-    """The run is killed here."""
 
 
 def learner_of(mesh: Mesh, layout: LayoutSettings, width: int) -> Learner:
@@ -177,7 +171,12 @@ def test_t10_six_rows_over_four_ranks_load_over_any_number(run_ranks: Make, lab:
     ],
 )
 def test_a_run_goes_on_in_another_layout(
-    ways: tuple[str, ...], run_settings: Make, dataset: Dataset, run_ranks: Make, tmp_path: Path
+    ways: tuple[str, ...],
+    run_settings: Make,
+    dataset: Dataset,
+    run_ranks: Make,
+    tmp_path: Path,
+    killed_in: Make,
 ) -> None:
     """T10: cut every second step, each time another layout: ids and bytes of an uncut run, losses to 1e-5."""
     settings: Settings = run_settings()
@@ -185,15 +184,7 @@ def test_a_run_goes_on_in_another_layout(
 
     def go(mesh: Mesh, settings: Settings, out: Path, cut: int | None) -> None:
         out.mkdir(exist_ok=True)
-        take = Trainer.step
-
-        def step(trainer: Trainer, batch: Batch, *args: Any) -> Any:
-            if batch.step == cut:
-                raise Cut
-            return take(trainer, batch, *args)
-
-        with pytest.MonkeyPatch.context() as patch, suppress(Cut):
-            patch.setattr(Trainer, "step", step)
+        with killed_in(cut):
             loop.run(settings, dataset, out, mesh, 0.0)
 
     go(alone(), settings, tmp_path / "whole", None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ import numpy as np
 import pytest
 
 from tamis.config import check
-from tamis.loaders.loader import Batch
 from tamis.pipelines.dataset import Dataset
 from tamis.trainer import loop
 from tamis.trainer.checkpoints import checkpoint
 from tamis.trainer.learner import whole_model
 from tamis.trainer.mesh import Mesh, alone
 from tamis.trainer.settings import Settings
-from tamis.trainer.step import Trainer
 from tamis.trainer.tasks import task_of
 
 Make = Callable[..., Any]
@@ -32,10 +29,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "fsdp": {"dp": 2, "shard": 2},
     "3d": {"dp": 2, "tp": 2, "pp": 2},
 }
-
-
-class Cut(Exception):
-    """The run is killed here."""
 
 
 def with_layout(settings: Settings, sizes: dict[str, Any], feeder: str = "inline") -> Settings:
@@ -56,7 +49,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     [pytest.param(name, marks=pytest.mark.slow if name in ("gpipe", "fsdp", "3d") else []) for name in SIZES],
 )
 def test_a_run_on_a_layout_is_that_of_one_process(
-    name: str, run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
+    name: str, run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make, killed_in: Make
 ) -> None:
     """S11, T02: a ratio that rises through three levels; then the same cut in the middle, to the bit."""
     one = with_layout(run_settings(checkpoint_steps=2), {})
@@ -70,15 +63,7 @@ def test_a_run_on_a_layout_is_that_of_one_process(
         out.mkdir(exist_ok=True)
         if mesh.world > 1:
             os.environ.update(LOCAL_RANK=str(mesh.rank), LOCAL_WORLD_SIZE=str(mesh.world), MASTER_PORT=port)
-        take = Trainer.step
-
-        def step(trainer: Trainer, batch: Batch, *args: Any) -> Any:
-            if batch.step == cut:
-                raise Cut
-            return take(trainer, batch, *args)
-
-        with pytest.MonkeyPatch.context() as patch, suppress(Cut):
-            patch.setattr(Trainer, "step", step)
+        with killed_in(cut):
             loop.run(settings, dataset, out, mesh, 0.0)
         if cut is not None:
             go(mesh, settings, out)
