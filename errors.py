@@ -29,10 +29,17 @@ class DataError(TamisError):
     """Data that is missing, damaged or not what it claims to be. The command line exits with 1."""
 
 
+class LostError(DataError):
+    """Another process of the same run has ended, or hangs: nothing is wrong with the data. Exit code 1."""
+
+
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room on its disk, or write to another"),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS), "see to its permissions, or choose another folder"
+    ),
+    **dict.fromkeys(
+        (errno.EEXIST, errno.ENOTDIR, errno.EISDIR), "something else has this name: choose another"
     ),
     errno.ENAMETOOLONG: "give it a shorter name: up to 240 bytes will do",
 }
@@ -53,5 +60,5 @@ class UsageError(TamisError, ValueError):
 
 def from_plain(values: Mapping[str, str]) -> TamisError:
     """The error that `TamisError.plain` made plain."""
-    kind = UsageError if values["kind"] == UsageError.__name__ else DataError
-    return kind(values["where"], values["cause"], values["fix"])
+    kinds = {kind.__name__: kind for kind in (UsageError, LostError)}
+    return kinds.get(values["kind"], DataError)(values["where"], values["cause"], values["fix"])

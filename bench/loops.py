@@ -26,6 +26,7 @@ from ..loaders.loader import Batch
 from ..metrics import STREAM, TRAIN, Meter
 from ..samplers.curve import serialise
 from ..trainer import loop
+from ..trainer.faults.stopping import Stop
 from ..trainer.learner import Learner, whole_model
 from ..trainer.mesh import joined
 from ..trainer.model_settings import PointSettings
@@ -67,7 +68,7 @@ def tamis(clock: Clock, dp: int = 1) -> None:
         trainer = Trainer(learner, -(-clock.size.clouds // mesh.replicas), Meter(STREAM + TRAIN))
         source: Any = clock  # a loader, as far as the loop can tell
         out = Path(mesh.gather(folder)[0])  # checkpoints are written together
-        loop.train(settings, out, trainer, source, 0)
+        loop.train(settings, out, trainer, source, 0, Stop())
 
 
 class Net(nn.Module):

@@ -199,7 +199,7 @@ class Batches:
             except DataError as cause:
                 damaged[i] = True
                 if int(part.ids[i]) not in self._damaged:
-                    _log.warning("sample %d is left out: %s", part.ids[i], cause)
+                    _log.warning("sample %016x is left out: %s", part.ids[i], cause)
                     self._damaged.add(int(part.ids[i]))
         if not damaged.any():
             raise error

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, TamisError, UsageError, from_plain
+from ..errors import DataError, LostError, TamisError, UsageError, from_plain
 from ..processes import Watch
 from . import protocol
 from .attached import Attached
@@ -128,7 +128,7 @@ class Link:
         if not ready and self._watch and self._watch.stopped():
             self._given_up = True
             cause = f"{self.feeder} is stopped (SIGSTOP)"
-            raise DataError("loader.feeder", cause, "see who stops it, and start again")
+            raise LostError("loader.feeder", cause, "see who stops it, and start again")
         return ready
 
     def check(self) -> None:
@@ -198,9 +198,10 @@ class Link:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(1.0)
                 how = f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
-        what = f"{self.feeder} has ended" if self.ring else "the feeder could not start"
         fix = "see its message above, and that memory suffices; start again"
-        return DataError("loader.feeder", what + how, fix)
+        if self.ring:
+            return LostError("loader.feeder", f"{self.feeder} has ended{how}", fix)
+        return DataError("loader.feeder", f"the feeder could not start{how}", fix)
 
     def _refuse_closing(self) -> None:
         if self.closing:

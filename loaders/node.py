@@ -54,7 +54,7 @@ def place(environ: Mapping[str, str]) -> Place:
     rank = _number(environ, "LOCAL_RANK", 0)
     if not 0 <= rank < ranks:
         raise UsageError("loader.feeder", f"LOCAL_RANK is {rank} of {ranks}", "count from 0")
-    return Place(rank, ranks, "/".join(environ.get(name, "") for name in names))
+    return Place(rank, ranks, "/".join(environ.get(name, "") for name in (*names, "GROUP_RANK")))
 
 
 class NodeFeed:

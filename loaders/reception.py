@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import check
-from ..errors import DataError, TamisError, UsageError
+from ..errors import DataError, LostError, TamisError, UsageError
 from ..processes import Watch
 from . import protocol
 from .plan import Cursor
@@ -51,7 +51,7 @@ class Reader:
     def death(self) -> DataError:
         """That it has ended."""
         cause = f"{self.name} has ended without closing its loader"
-        return DataError("loader.feeder", cause, "see its own message, and that memory suffices")
+        return LostError("loader.feeder", cause, "see its own message, and that memory suffices")
 
     def leave(self) -> None:
         """It needs nothing more."""
@@ -182,12 +182,12 @@ class Reception:
         return DataError("loader.feeder", cause, fix)
 
     def _orphaned(self) -> DataError:
-        return DataError("loader.feeder", "the rank that started it has ended", "see its own message")
+        return LostError("loader.feeder", "the rank that started it has ended", "see its own message")
 
 
 def _stopped(who: str) -> DataError:
     cause = f"{who} is stopped (SIGSTOP)"
-    return DataError("loader.feeder", cause, "continue it with kill -CONT, and start again")
+    return LostError("loader.feeder", cause, "continue it with kill -CONT, and start again")
 
 
 def _ready(fds: Sequence[int], timeout_ms: float) -> set[int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, UsageError
-from ..files import locked, write_atomic
+from ..files import locked, prepare, write_atomic
 from ..pipelines.dataset import Dataset
 from .checkpoints import checkpoint
 from .checkpoints.checkpoint import Checkpoint
@@ -17,10 +16,6 @@ from .mesh import joined
 from .models.trunk import Trunk
 from .settings import LayoutSettings, settings_of
 from .tasks import Task, task_of
-
-log = logging.getLogger(__name__)
-
-_TRIES = 5  # of a run that writes checkpoints faster than they are read
 
 
 def evaluate(
@@ -44,7 +39,8 @@ def evaluate(
     task = task_of(settings.model, dataset)
     out = run / "eval" if out is None else out
     with joined(LayoutSettings()) as mesh, locked(out):
-        state, model = _restored(run, step, task, dataset)
+        prepare(out / "eval.json")  # before it takes long
+        state, model = checkpoint.reading(run, step, lambda path: _read(path, task, dataset))
         scores = task.evaluate(dataset, model.to(mesh.device), mesh, settings.trainer, out, split)
         if scores is None:
             raise DataError(
@@ -55,20 +51,8 @@ def evaluate(
     return found
 
 
-def _restored(run: Path, step: int | None, task: Task, dataset: Dataset) -> tuple[Checkpoint, Trunk]:
-    """A checkpoint and its model. A run that is going on may remove one while it is read: then the next."""
-    for _ in range(_TRIES - 1):
-        path = checkpoint.written(run, step)
-        try:
-            return _read(path, task, dataset)
-        except DataError:
-            if path.exists():
-                raise
-            log.info("%s was removed by the run", path)
-    return _read(checkpoint.written(run, step), task, dataset)
-
-
 def _read(path: Path, task: Task, dataset: Dataset) -> tuple[Checkpoint, Trunk]:
+    """A checkpoint and its model."""
     state = checkpoint.read(path)
     (learned_from,) = (part["fingerprint"] for part in state.loader["datasets"])
     if learned_from != dataset.fingerprint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ..errors import DataError
 from ..files import atomic
 from ..pipelines.dataset import Dataset
 from ..pipelines.records import IGNORED
@@ -85,13 +87,14 @@ class Answers:
 
         The `figures` of all ranks' answers, and how many these are, the same on all ranks.
         """
-        _write(out, pa.concat_tables(self._tables) if self._tables else SCHEMA.empty_table(), mesh)
         counts = [self._loss_sum, self._count, *self._confusion.ravel()]
         loss_sum, count, *cells = mesh.sum(
             torch.tensor(counts, dtype=torch.float64, device=mesh.device)
         ).tolist()
         confusion = np.array(cells).astype(np.int64).reshape(self._confusion.shape)
-        return figures(confusion, loss_sum, self._classes), int(count)
+        found = figures(confusion, loss_sum, self._classes)
+        _write(out, pa.concat_tables(self._tables) if self._tables else SCHEMA.empty_table(), mesh)
+        return found, int(count)
 
 
 def figures(confusion: NDArray[np.int64], loss_sum: float, classes: tuple[str, ...]) -> dict[str, Any] | None:
@@ -114,9 +117,17 @@ def figures(confusion: NDArray[np.int64], loss_sum: float, classes: tuple[str, .
         "mean_iou": float(iou[present].mean()),
         "iou": {c: float(iou[i]) for i, c in enumerate(classes) if present[i]},
         "classes": {c: int(truth[i]) for i, c in enumerate(classes)},
-        "loss": loss_sum / labelled,
+        "loss": mean_loss(loss_sum, labelled),
         "labelled": labelled,
     }
+
+
+def mean_loss(loss_sum: float, labelled: int) -> float:
+    """The loss of what is labelled. Raises DataError where it is not finite: then no answer is one."""
+    if not math.isfinite(loss_sum):
+        fix = "train anew with a lower trainer.lr, or judge an earlier checkpoint with `tamis eval --step`"
+        raise DataError("the evaluation", f"the loss is {loss_sum}: the model's weights are too large", fix)
+    return loss_sum / labelled
 
 
 def confusion_matrix(label: Int32, predicted: Int32, classes: int) -> NDArray[np.int64]:
@@ -148,7 +159,7 @@ def _write(out: Path, table: pa.Table, mesh: Mesh) -> None:
 def _write_table(path: Path, table: pa.Table) -> None:
     with (
         atomic(path) as temporary,
-        pa.OSFile(str(temporary), "wb") as file,
+        temporary.open("wb") as file,
         pa.ipc.new_file(file, SCHEMA) as writer,
     ):
         writer.write_table(table)

@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-import signal
 import sys
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import differences, dumps, load
-from ..errors import DataError, TamisError, UsageError, from_plain
+from ..errors import UsageError
 from ..files import locked, write_atomic
 from ..metrics import BUILD, Meter, stage_rows
 from ..pipelines.build import build_held
 from ..pipelines.dataset import Dataset
+from .faults.orphans import die_with
+from .faults.supervisor import supervise
 from .settings import Settings
 from .summary import read, text
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +32,12 @@ MAY_DIFFER = {
     "data.workers",
     "layout.dp",
     "layout.microbatches",
+    "layout.min_dp",
     "layout.pp",
     "layout.reshard",
     "layout.schedule",
     "layout.shard",
+    "layout.timeout_s",
     "layout.tp",
     "loader.slots",
     "loader.threads",
@@ -59,26 +56,29 @@ MAY_DIFFER = {
 def train(settings: Settings, out: Path) -> dict[str, Any] | None:
     """Build the dataset if there is none, train, evaluate; print the report and return it.
 
-    With one rank this happens in this process; with more, torchrun's agent starts the others from here,
+    With one rank this happens in this process; more are started from here, and again where one is lost,
     unless torchrun started this process (then rank 0 prepares and prints, and others return None). The same
     call with the same ``out`` goes on where the last one was cut, and only prints the report of a finished
-    run. ``TAMIS_START`` in the environment, in seconds since 1970, is when ``wall_s`` begins.
+    run. SIGTERM while steps are taken saves what was learned and gives None: the run is not finished.
+    ``TAMIS_START`` in the environment, in seconds since 1970, is when ``wall_s`` begins.
 
     Raises UsageError where ``out`` holds another run (only ``trainer.steps`` may be raised), DataError where
-    the data, a checkpoint or a rank fails, or where another process is writing to ``out``.
+    the data or a checkpoint is at fault, or where another process is writing to ``out``, LostError where
+    ranks were lost again and again.
     """
     out = out.absolute()
     started_s = float(os.environ.get("TAMIS_START", time.time()))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores; read when torch is imported
     if "RANK" in os.environ:
-        return _joined(settings, out, started_s)
-    with locked(out):
-        if not prepare(settings, out):
-            if settings.layout.ranks == 1:
-                _run_here(settings, out, started_s)
-            else:
-                _run_ranks(settings.layout.ranks, out, started_s)
-    return _printed(out)
+        _joined(settings, out, started_s)
+        if os.environ["RANK"] != "0":
+            return None
+    else:
+        with locked(out):
+            if not prepare(settings, out):
+                run = _run_here if settings.layout.ranks == 1 else _run_ranks
+                run(settings, out, started_s)
+    return _printed(out) if _finished(settings, out) else None
 
 
 def prepare(settings: Settings, out: Path) -> bool:
@@ -144,80 +144,34 @@ def _run_here(settings: Settings, out: Path, started_s: float) -> None:
         loop.run(settings, Dataset(settings.dataset_path(out)), out, mesh, started_s)
 
 
-def _joined(settings: Settings, out: Path, started_s: float) -> dict[str, Any] | None:
-    """One of the ranks that torchrun started."""
+def _run_ranks(settings: Settings, out: Path, started_s: float) -> None:
+    worker = ("-m", "tamis.trainer.worker", str(out), repr(started_s), str(os.getpid()))
+    supervise(worker, settings.layout.ranks, out, lambda: _saved(out))
+
+
+def _joined(settings: Settings, out: Path, started_s: float) -> None:
+    """Be one of the ranks that torchrun started: there may be fewer of them since machines were lost."""
     from . import loop
     from .mesh import joined
 
-    with joined(settings.layout) as mesh:
-        with locked(out) if mesh.rank == 0 else nullcontext():
-            finished = mesh.first(lambda: prepare(settings, out))
-            if not finished:
-                loop.run(settings, Dataset(settings.dataset_path(out)), out, mesh, started_s)
-        return _printed(out) if mesh.rank == 0 else None
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agent started this process
+        die_with(os.getppid())
+    ranks, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ["RANK"] == "0"
+    layout = settings.layout.on(ranks)
+    if layout != settings.layout and first:
+        log.warning("going on with %d of %d replicas, and the same batches", layout.dp, settings.layout.dp)
+    with locked(out) if first else nullcontext():
+        finished = first and prepare(settings, out)  # before the others wait, as a build may take hours
+        with joined(layout) as mesh:
+            if not mesh.gather(finished)[0]:
+                here = settings.model_copy(update={"layout": layout})
+                loop.run(here, Dataset(settings.dataset_path(out)), out, mesh, started_s)
 
 
-def _run_ranks(size: int, out: Path, started_s: float) -> None:
-    """Start the ranks with torchrun's agent, which ends them all when one fails."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # The agent tells of a failed rank at length; the rank's own error says it in a line.
-    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here, whatever the host's name means
-    with _empty(out / ".ranks") as logs:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=size,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
-        )
-        worker = ("-m", "tamis.trainer.worker", str(out), repr(started_s), str(os.getpid()))
-        try:
-            elastic_launch(config, sys.executable)(*worker)
-        except ChildFailedError as error:
-            raise _cause(out, error.failures, logs) from None
-        except SignalException as stop:
-            if stop.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            log.error("stopped by %s; the same command continues", signal.Signals(stop.sigval).name)
-            raise SystemExit(128 + stop.sigval) from None
-
-
-@contextmanager
-def _empty(folder: Path) -> Iterator[Path]:
-    """A folder for a while, in place of what a killed process left of it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _cause(out: Path, failures: dict[int, ProcessFailure], logs: Path) -> TamisError:
-    """The error to show: one rank's failure makes the others fail too, and the agent may see those first."""
-    told = {int(path.parent.name): json.loads(path.read_bytes()) for path in logs.rglob("error.json")}
-    for error in sorted(told.values(), key=lambda error: float(error["told_s"])):
-        if "cause" in error:  # the first: others may be of what the end of that rank broke
-            return from_plain(error)
-    for rank, failure in failures.items():
-        # The agent itself ends the other ranks with SIGTERM.
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-            cause = f"rank {rank} was killed by {failure.signal_name()}"
-            return DataError(out, cause, "see that memory suffices; the same command goes on")
-    if not told:
-        return DataError(out, "ranks ended without an error", "the same command goes on")
-    rank = min(told, key=lambda r: float(told[r]["told_s"]))
-    log.error("rank %d:\n%s", rank, told[rank]["message"]["extraInfo"]["py_callstack"].rstrip())
-    return DataError(out, f"rank {rank} stopped with an error, see above", "the same command goes on")
+def _saved(out: Path) -> int:
+    """The step of the last checkpoint; 0 where there is none."""
+    steps = [int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*")]
+    return max(steps, default=0)
 
 
 def _printed(out: Path) -> dict[str, Any]:

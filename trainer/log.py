@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from ..files import write_atomic
 from ..loaders.loader import Batch
+from .replays.steps import parsed
 from .step import Outcome
 
 news = logging.getLogger(__name__)
@@ -28,8 +29,12 @@ class StepLog:
 
     def __init__(self, path: Path, steps: int, done: int) -> None:
         # What follows the last line's end was torn.
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        write_atomic(path, "".join(f"{line}\n" for line in lines[:done]))
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        kept = {step: text for text in lines if (line := parsed(text)) and 0 <= (step := line["step"]) < done}
+        if len(kept) < done:  # files are in memory first: a machine that fails may lose the last of them
+            told = "%s: the lines of %d of the %d steps done are damaged or missing"
+            news.warning(told, path, done - len(kept), done)
+        write_atomic(path, b"".join(kept[step] + b"\n" for step in sorted(kept)))
         self._file = path.open("a", encoding="utf-8")
         self._steps, self._told_s = steps, time.monotonic()
         self._flushed_s = 0.0
@@ -79,8 +84,8 @@ def described(batch: Batch, outcome: Outcome) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """What was written of each step."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """What was written of each step; damaged lines are left out."""
+    return [line for text in path.read_bytes().splitlines() if (line := parsed(text)) is not None]
 
 
 def losses(steps: Sequence[dict[str, Any]]) -> tuple[float | None, float | None]:
@@ -91,6 +96,6 @@ def losses(steps: Sequence[dict[str, Any]]) -> tuple[float | None, float | None]
 
 def setbacks(steps: Sequence[dict[str, Any]]) -> dict[str, int]:
     """How many steps of a run were skipped, by why, and how many were ``recomputed``."""
-    found = Counter(line["skipped"] for line in steps if line["skipped"])
-    found["recomputed"] = sum(line["recomputed"] for line in steps)
+    found = Counter(line["skipped"] for line in steps if line.get("skipped"))
+    found["recomputed"] = sum(line.get("recomputed", False) for line in steps)
     return {why: number for why, number in sorted(found.items()) if number}

@@ -15,6 +15,7 @@ from .checkpoints import checkpoint
 from .checkpoints.drift import refuse_drifted
 from .checkpoints.saver import Saver
 from .checkpoints.weights import begin_with
+from .faults.stopping import Stop
 from .feed import loader_of, tally
 from .learner import Learner
 from .mesh import Mesh
@@ -28,12 +29,20 @@ from .tasks import task_of
 
 log = logging.getLogger(__name__)
 
+AGAIN = "the same command continues"
+
 
 def run(settings: Settings, dataset: Dataset, out: Path, mesh: Mesh, started_s: float) -> None:
     """Train until ``trainer.steps``, from the last checkpoint on if there is one; evaluate; write the report.
 
-    Every rank calls this. ``started_s``: when the command started, in seconds since 1970.
+    Every rank calls this. ``started_s``: when the command started, in seconds since 1970. SIGTERM on any rank
+    while steps are taken has all of them save and return after the step; else it ends the process at once.
     """
+    with Stop() as stop:
+        _run(settings, dataset, out, mesh, started_s, stop)
+
+
+def _run(settings: Settings, dataset: Dataset, out: Path, mesh: Mesh, started_s: float, stop: Stop) -> None:
     task = task_of(settings.model, dataset)
     learner = Learner(task, settings.layout, settings.learning, mesh)
     meter = Meter(STREAM + TRAIN)
@@ -43,7 +52,9 @@ def run(settings: Settings, dataset: Dataset, out: Path, mesh: Mesh, started_s: 
         done = resume(out / "checkpoints", learner, loader)
         if done == 0 and settings.trainer.init is not None:
             begin_with(settings.trainer.init, learner)
-        measured = train(settings, out, trainer, loader, done)
+        measured = train(settings, out, trainer, loader, done, stop)
+    if measured is None:
+        return
     if done < settings.trainer.steps:
         report.measure(out, trainer, measured, resumed_from=done)
     evaluating_s = time.perf_counter()
@@ -68,8 +79,10 @@ def resume(folder: Path, learner: Learner, loader: Loader) -> int:
     return state.step
 
 
-def train(settings: Settings, out: Path, trainer: Trainer, loader: Loader, done: int) -> Measured:
-    """Take the steps from ``done`` to ``trainer.steps``; what was measured on this rank."""
+def train(
+    settings: Settings, out: Path, trainer: Trainer, loader: Loader, done: int, stop: Stop
+) -> Measured | None:
+    """Take the steps from ``done`` to ``trainer.steps``; what was measured here, None where SIGTERM came."""
     learner, meter, steps = trainer.learner, trainer.meter, settings.trainer.steps
     mesh, speed = learner.mesh, Speed(meter, steps - done)
     saved_s = time.monotonic()
@@ -80,6 +93,7 @@ def train(settings: Settings, out: Path, trainer: Trainer, loader: Loader, done:
         Saver(out / "checkpoints", learner, settings.trainer.checkpoints_kept) as saver,
         profiled(out / "profile", mesh.rank, meter, steps - done) as profile_step,
     ):
+        stop.stepping = True
         for step in range(done, steps):
             with meter.wait("train.wait"):
                 mover.make_room()
@@ -87,22 +101,31 @@ def train(settings: Settings, out: Path, trainer: Trainer, loader: Loader, done:
             # Rank 0 looks for all, at its clock and at what is being written: both are everybody's work.
             late_s = saved_s + 60 * settings.trainer.checkpoint_minutes
             late = mesh.rank == 0 and (time.monotonic() > late_s or saver.failed)
+            own = (*tally(batch, mesh.leads), int(late), int(stop.asked))
             with progress.traffic.step(batch.k):
-                outcome = trainer.step(batch, (*tally(batch, mesh.leads), int(late)), mover.move)
-            *_, some_late = outcome.tally
+                outcome = trainer.step(batch, own, mover.move)
+            *_, some_late, some_stop = outcome.tally
             progress.after(batch, outcome)
-            if _due(step + 1, settings.trainer.check_steps):
+            last = bool(some_stop) or step + 1 == steps
+            save = some_late or last or _due(step + 1, settings.trainer.checkpoint_steps)
+            check_steps = settings.trainer.check_steps
+            if _due(step + 1, check_steps) or (save and check_steps):
                 refuse_drifted(learner, step)
-            if some_late or step + 1 == steps or _due(step + 1, settings.trainer.checkpoint_steps):
+            if save:
                 refuse_broken(learner, step)
                 progress.flush()
                 with meter.time("train.save"):
                     saver.save(loader.state_dict(), step + 1)
-                    if step + 1 == steps:
+                    if last:
                         saver.wait()
                 saved_s = time.monotonic()
+            if some_stop:
+                if mesh.rank == 0:
+                    log.warning("stopped by SIGTERM after step %d of %d: saved; %s", step + 1, steps, AGAIN)
+                return None
             speed.count(batch.k, outcome)
             profile_step()
+    stop.stepped()
     speed.stop()
     return Measured(speed, progress.traffic.levels)
 

@@ -16,14 +16,18 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..errors import TamisError, UsageError
+from ..errors import LostError, TamisError, UsageError
+from .faults.hangs import Watch, broken
+from .faults.meeting import meet, store_of
 from .memory import keep_freed_memory
 from .settings import LayoutSettings
 
@@ -134,29 +138,43 @@ def joined(layout: LayoutSettings) -> Iterator[Mesh]:
     """Join the ranks that torchrun started (its environment variables say who is who), or be the only one.
 
     gloo between processors, NCCL between GPUs, one a rank. Raises UsageError where the number of ranks is
-    not that of the layout, or a rank has no GPU of its own while others have.
+    not that of the layout, or a rank has no GPU of its own while others have; LostError, in place of torch's
+    own, where another rank does not come, ends, or does not answer within ``layout.timeout_s``.
     """
     rank, world, local = (
         int(os.environ.get(k, d)) for k, d in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
     )
     if world != layout.ranks:
         sizes = f"layout.dp x layout.tp x layout.pp = {layout.dp} x {layout.tp} x {layout.pp}"
-        raise UsageError(sizes, f"but {world} ranks were started", "make them equal")
+        raise UsageError(sizes, f"but {world} ranks were started", "make them equal, or see layout.min_dp")
     device = _device(local)
     if device.type == "cpu":
         keep_freed_memory()
     if world == 1:
         yield alone(device)
         return
+    store = store_of(rank)
+    name = meet(store, rank, world, layout.timeout_s)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
-        backend, rank=rank, world_size=world, device_id=device if backend == "nccl" else None
+        backend,
+        store=PrefixStore(name, store),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=layout.timeout_s),
+        device_id=device if backend == "nccl" else None,
     )
+    watch = Watch(name, rank, world)
     try:
         yield mesh_of(layout, rank, device)
         dist.barrier()  # a rank that leaves early would break the connections of those still busy
-    finally:
-        dist.destroy_process_group()
+    except RuntimeError as error:  # the group is left with the process: others must not see its end first
+        if isinstance(error, getattr(torch, "AcceleratorError", ())):
+            fix = "see the driver's log; the same command goes on"
+            raise LostError(f"rank {rank}", f"its GPU failed ({error})", fix) from error
+        raise (watch.explained(error) if broken(error) else error) from error
+    watch.end()
+    dist.destroy_process_group()
 
 
 def _device(local_rank: int) -> torch.device:

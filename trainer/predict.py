@@ -24,8 +24,9 @@ from ..pipelines.splits import FilesSplit
 from .checkpoints import checkpoint
 from .learner import whole_model
 from .model_settings import PointSettings
+from .models.trunk import Trunk
 from .settings import Settings, settings_of
-from .tasks import Segmentation, TaskState
+from .tasks import Segmentation
 from .tasks.points import predict_points
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,17 @@ def predict(run: Path, file: Path, out: Path) -> str:
     model, ``file`` is no LAS or LAZ file, lacks a field the model reads, or has no room for a code.
     """
     _check_names(file, out)
-    settings, model_settings, state, weights = _trained(run)
+    settings, model_settings = _trained(run)
     las, scan = _opened(file, settings.data.read)
-    task = Segmentation(model_settings, state, list(scan.fields), str(file))
-    codes = _codes(file, las, settings.data, state.classes)
-    model = whole_model(task)
-    checkpoint.load_model(weights, model)
+
+    def learned(path: Path) -> tuple[Segmentation, Trunk]:
+        task = Segmentation(model_settings, checkpoint.read(path).task, list(scan.fields), str(file))
+        model = whole_model(task)
+        checkpoint.load_model(path, model)
+        return task, model
+
+    task, model = checkpoint.reading(run, None, learned)
+    codes = _codes(file, las, settings.data, task.state.classes)
 
     label = settings.data.label
     found = np.array(las[label])
@@ -57,7 +63,9 @@ def predict(run: Path, file: Path, out: Path) -> str:
         found[rows] = codes[scores.argmax(axis=1)]
     las[label] = found
     write_copy(file, las, out, same_points=True)
-    counts = (f"{name} {(found == code).sum():,}" for name, code in zip(state.classes, codes, strict=True))
+    counts = (
+        f"{name} {(found == code).sum():,}" for name, code in zip(task.state.classes, codes, strict=True)
+    )
     return f"{out}: {len(found):,} points, {', '.join(counts)}"
 
 
@@ -67,14 +75,14 @@ def _check_names(file: Path, out: Path) -> None:
     prepare(out, file)
 
 
-def _trained(run: Path) -> tuple[Settings, PointSettings, TaskState, Path]:
-    """The settings of a run and its model, what its last checkpoint says of the task, and where it is."""
+def _trained(run: Path) -> tuple[Settings, PointSettings]:
+    """The settings of a run that has a checkpoint, and those of its model."""
     settings = settings_of(run)
     if not isinstance(settings.model, PointSettings):
         kind = settings.model.kind
         raise UsageError(run, f"was trained with model.kind = {kind}", "give a run of model.kind = points")
-    path = checkpoint.written(run)
-    return settings, settings.model, checkpoint.read(path).task, path
+    checkpoint.written(run)
+    return settings, settings.model
 
 
 def _opened(file: Path, settings: ReadSettings) -> tuple[laspy.LasData, Scan]:

@@ -27,16 +27,27 @@ class LayoutSettings(Model):
     them; ``tp``: ranks that split each matrix; ``pp``: ranks that share out the blocks. A replica's share of
     a batch is worked through in ``microbatches`` equal parts (None: ``pp`` of them), whose gradients are
     exchanged once. ``reshard``: give gathered parameters back after each forward pass (None: unless ``pp``
-    is above 1, where they would be gathered for each microbatch).
+    is above 1, where they would be gathered for each microbatch). ``min_dp``: so many replicas go on with the
+    same batches where machines are lost (None: ``dp``); ``timeout_s``: ranks wait so long for one another.
     """
 
     dp: Positive = 1
+    min_dp: Positive | None = None
     shard: Positive = 1
     tp: Positive = 1
     pp: Positive = 1
     schedule: ScheduleName = "1f1b"
     microbatches: Positive | None = None
     reshard: bool | None = None
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+
+    def on(self, ranks: int) -> LayoutSettings:
+        """This layout with fewer replicas, if that makes it one of ``ranks`` and ``min_dp`` allows it."""
+        dp, over = divmod(ranks, self.tp * self.pp)
+        if over or not (self.min_dp or self.dp) <= dp < self.dp:
+            return self
+        shard = max(size for size in range(1, min(self.shard, dp) + 1) if dp % size == 0)
+        return self.model_copy(update={"dp": dp, "shard": shard})
 
     @property
     def ranks(self) -> int:
@@ -66,6 +77,8 @@ class LayoutSettings(Model):
     def _shards_divide(self) -> Self:
         if self.dp % self.shard:
             raise ValueError(f"shard {self.shard} does not divide dp {self.dp}")
+        if self.min_dp is not None and self.min_dp > self.dp:
+            raise ValueError(f"min_dp {self.min_dp} is above dp {self.dp}")
         return self
 
 
@@ -87,8 +100,8 @@ class TrainerSettings(Model):
     ``warmup`` that is a share of ``steps`` and before its ``decay``. ``clip``: the largest norm of the whole
     gradient. A checkpoint is written every ``checkpoint_steps`` steps (0: never for this reason), after
     ``checkpoint_minutes`` without one, and at the end; the last ``checkpoints_kept`` stay. Every
-    ``check_steps`` steps (0: never) ranks compare their copies of parameters. ``init``: a safetensors file
-    of the weights to begin with.
+    ``check_steps`` steps, and before each checkpoint, ranks compare their copies of parameters (0: never).
+    ``init``: a safetensors file of the weights to begin with.
     """
 
     points: Positive = 512
@@ -104,7 +117,7 @@ class TrainerSettings(Model):
     monitor: bool = False
     recompute: Recompute = "none"
     compile: bool = False
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     clip: Clip = 1.0

@@ -45,7 +45,7 @@ class Outcome:
     grad_norm: float | None
     lr: float
     points: int  # rows, or samples, that counted
-    tally: tuple[int, ...]  # the sums over replicas of what the caller counted
+    tally: tuple[int, ...]  # the sums over ranks of what the caller counted
     skipped: Skipped | None = None  # why parameters stay as they were
     recomputed: bool = False  # by all layers in fp32, as loss or gradients were not finite
     scale: float | None = None  # of the loss, where a layer runs in fp16
@@ -98,7 +98,7 @@ class Trainer:
 
         The loss is the mean over all rows of the global batch that count, whatever rank holds them; where
         none does, all ranks skip the update together. ``tally``: integers (< 2^53) to be added up over
-        replicas. ``move`` brings the batch to the model's device.
+        ranks. ``move`` brings the batch to the model's device.
 
         Where fp16 gradients overflow, the scale is lowered and the update skipped. Where the scale is at its
         floor, or it is the loss that is not finite, or no layer is fp16, the step is computed anew with all
@@ -111,8 +111,7 @@ class Trainer:
             x, inputs, labels = self._read(move(batch))
             here = int(counted(labels)) if mesh.leads else 0
         with meter.time("train.sync", items=0):
-            own = [here, *tally] if mesh.leads else [0] * (1 + len(tally))
-            sums = mesh.sum(torch.tensor(own, dtype=torch.float64, device=mesh.device))
+            sums = mesh.sum(torch.tensor([here, *tally], dtype=torch.float64, device=mesh.device))
             points, *tallied = (int(v) for v in sums.tolist())
         rate = learning_rate(learner.updates, learner.settings)
         if points == 0:
@@ -268,7 +267,8 @@ def refuse_broken(learner: Learner, step: int) -> None:
     """Raise DataError where the update of ``step`` left a parameter that is not finite: never keep such."""
     broken = sum(not p.detach().norm().isfinite() for p in learner.model.parameters())
     if learner.mesh.sum(torch.tensor(float(broken), device=learner.mesh.device)) > 0:
-        raise DataError(f"step {step}", "its update left parameters that are not finite", "lower trainer.lr")
+        fix = "lower trainer.lr or trainer.weight_decay"
+        raise DataError(f"step {step}", "its update left parameters that are not finite", fix)
 
 
 def _finite(value: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ def read(path: Path, default: Any = None) -> Any:
     if default is not None and not path.exists():
         return default
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror})", "run the same command again") from None
     except ValueError as error:
         raise DataError(path, f"is damaged ({error})", "remove it and run the same command") from None
+    if default is not None and type(found) is not type(default):
+        cause = f"is damaged (it holds {type(found).__name__}, not {type(default).__name__})"
+        raise DataError(path, cause, "remove it and run the same command")
+    return found
 
 
 def text(report: dict[str, Any]) -> str:
@@ -81,9 +86,8 @@ def learned(evaluation: dict[str, Any], split: str = "test") -> list[str]:
         each = ", ".join(f"{name} {iou:.3f}" for name, iou in evaluation["iou"].items())
         judged += f", mean IoU {evaluation['mean_iou']:.4f} ({each})"
     if "perplexity" in evaluation:
-        judged += (
-            f", perplexity {evaluation['perplexity']:.3f}, {evaluation['bits_per_byte']:.3f} bits a byte"
-        )
+        perplexity = math.inf if evaluation["perplexity"] is None else evaluation["perplexity"]
+        judged += f", perplexity {perplexity:.3f}, {evaluation['bits_per_byte']:.3f} bits a byte"
     total = evaluation["samples"] if unit == "clouds" else evaluation["points"]
     counts = f"{evaluation['labelled']:,} labelled of {total:,} {unit}, {evaluation['dropped']:,} dropped"
     return [f"{split}: {judged}, loss {evaluation['loss']:.4f}", f"{split}: {counts}"]

@@ -153,6 +153,17 @@ def test_a_changed_description_is_refused(saved: Path, new_learner: Make, seed: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("[" * 100_000, "is cut or damaged"), ("{}", "its checksum is missing")],
+    ids=["deep", "empty"],
+)
+def test_another_text_in_its_place_is_refused(saved: Path, text: str, told: str) -> None:
+    (saved / checkpoint.NAME).write_text(text)
+    with pytest.raises(DataError, match=told):
+        checkpoint.read(saved)
+
+
 def test_a_number_that_was_changed_is_noticed(saved: Path, new_learner: Make) -> None:
     path = saved / "checkpoint.json"
     updates = checkpoint.read(saved).learner.updates
@@ -203,6 +214,32 @@ def test_a_step_is_named_or_the_last_is_taken(saved: Path, tmp_path: Path) -> No
     assert checkpoint.written(run, 2).name == "step-00000002"
     with pytest.raises(UsageError, match="no checkpoint of step 3; there are 2, 10"):
         checkpoint.written(run, 3)
+
+
+def test_a_checkpoint_that_a_run_removes_gives_way_to_the_next(saved: Path, tmp_path: Path) -> None:
+    """Whatever of it is gone first: the error is of a file, or says what is missing."""
+    run = tmp_path / "run"
+    first = shutil.copytree(saved, run / "checkpoints" / "step-00000002")
+
+    def replaced(path: Path) -> str:
+        if path == first:
+            path.rename(path.with_name("step-00000003"))
+            (path / checkpoint.NAME).read_bytes()  # raises FileNotFoundError
+        return path.name
+
+    assert checkpoint.reading(run, None, replaced) == "step-00000003"
+    with pytest.raises(UsageError, match="no checkpoint of step 2; there are 3"):
+        checkpoint.reading(run, 2, replaced)
+
+    def always(path: Path) -> None:
+        path.rename(path.with_name(f"step-{int(path.name[-8:]) + 1:08d}"))
+        checkpoint.read(path)
+
+    with pytest.raises(DataError, match="removes its checkpoints faster than they are read; run it again"):
+        checkpoint.reading(run, None, always)
+    (checkpoint.written(run) / ".metadata").unlink()
+    with pytest.raises(DataError, match=r"\.metadata: is missing from the checkpoint"):
+        checkpoint.reading(run, None, checkpoint.read)
 
 
 def test_another_optimiser_is_refused(saved: Path, new_learner: Make) -> None:

@@ -163,6 +163,11 @@ def test_what_cannot_be_judged_is_refused(
         (tmp_path / "there" / "file").touch()
         with pytest.raises(DataError, match="another tamis process is writing here"):
             evaluate(tmp_path, out=tmp_path / "there")
+    (tmp_path / "folder" / "eval.json").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"eval\.json: is a folder; name a file"):
+        evaluate(tmp_path, out=tmp_path / "folder")
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["eval.json"]  # before it took long
+    (tmp_path / "folder" / "eval.json").rmdir()
     part = next(path for path in sorted((tmp_path / "checkpoints" / "step-00000003").iterdir()))
     whole = part.read_bytes()
     part.write_bytes(whole[:-1])

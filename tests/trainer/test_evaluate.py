@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tamis.errors import DataError
 from tamis.samplers.curve import serialise
 from tamis.trainer.evaluate import confusion_matrix, cross_entropy, figures
 from tamis.trainer.tasks.points import partition, predict_points
@@ -44,6 +46,13 @@ def test_figures_are_those_of_the_confusion_matrix() -> None:
         "labelled": 5,
     }
     assert figures(np.zeros((2, 2), np.int64), 0.0, ("a", "b")) is None
+
+
+@pytest.mark.parametrize("loss_sum", [math.nan, math.inf])
+def test_answers_that_are_no_numbers_are_refused(loss_sum: float) -> None:
+    confusion = confusion_matrix(np.zeros(5, np.int32), np.zeros(5, np.int32), 2)
+    with pytest.raises(DataError, match=r"the loss is (nan|inf): .* lower trainer\.lr, or judge an earlier"):
+        figures(confusion, loss_sum, ("a", "b"))
 
 
 def test_cross_entropy_leaves_unlabelled_points_out() -> None:

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from tamis.config import dumps
 from tamis.errors import DataError, UsageError
 from tamis.files import locked
 from tamis.pipelines.build import build
-from tamis.trainer import launch, loop
+from tamis.trainer import loop
 from tamis.trainer.launch import train
 
 Make = Callable[..., Any]
@@ -151,44 +149,6 @@ def test_a_failed_build_leaves_no_configuration(run_settings: Make, scan: Path, 
     with pytest.raises(DataError, match=r"field\.las"):
         train(settings, tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()
-
-
-def failure(exitcode: int) -> Any:
-    name = signal.Signals(-exitcode).name if exitcode < 0 else "none"
-    return SimpleNamespace(exitcode=exitcode, signal_name=lambda: name)
-
-
-def tell(logs: Path, rank: int, told_s: float, **plain: Any) -> None:
-    """What a rank leaves of its error."""
-    trace = {"message": "reset", "extraInfo": {"timestamp": 1, "py_callstack": f"Traceback: of rank {rank}"}}
-    path = logs / "run" / "attempt_0" / str(rank) / "error.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"message": trace, "told_s": told_s, **plain}))
-
-
-def test_the_error_shown_is_the_cause_and_not_its_echo(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = Path("run")
-    assert "ranks ended without an error" in str(launch._cause(run, {0: failure(-15)}, tmp_path))
-    tell(tmp_path, 0, 2.0)
-    assert "rank 1 was killed by SIGKILL" in str(
-        launch._cause(run, {0: failure(1), 1: failure(-9)}, tmp_path)
-    )
-    failures = {0: failure(1), 1: failure(-15)}
-    assert "rank 0 stopped with an error" in str(launch._cause(run, failures, tmp_path))
-    tell(tmp_path, 1, 1.0)  # the first to tell is the one that did not suffer from another
-    caplog.clear()
-    assert "rank 1 stopped with an error" in str(launch._cause(run, failures, tmp_path))
-    assert "Traceback: of rank 1" in caplog.text
-    tell(tmp_path, 2, 3.0, kind="UsageError", where="x", cause="is wrong", fix="mend it")
-    error = launch._cause(run, failures | {2: failure(-9)}, tmp_path)
-    assert isinstance(error, UsageError)
-    for rank, told_s in ((3, 2.5), (4, 2.0), (5, 2.7)):
-        where = f"rank {rank}"
-        tell(tmp_path, rank, told_s, kind="DataError", where=where, cause="the feeder has ended", fix="")
-    assert launch._cause(run, failures, tmp_path).where == "rank 4"
-    assert str(error) == "x: is wrong; mend it"
 
 
 def command(config: Path, out: Path) -> subprocess.Popen[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from tamis.config import dumps
 from tamis.errors import DataError, UsageError
+from tamis.trainer.checkpoints import checkpoint
 from tamis.trainer.launch import train
 from tamis.trainer.predict import predict
 
@@ -91,6 +92,25 @@ def test_the_answer_is_the_same_twice(run: Path, other: Path, tmp_path: Path) ->
     predict(run, other, tmp_path / "a.las")
     predict(run, other, tmp_path / "b.las")
     assert (tmp_path / "a.las").read_bytes() == (tmp_path / "b.las").read_bytes()
+
+
+def test_a_run_that_goes_on_predicts_too(
+    run: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may remove a checkpoint after a part of it was read."""
+    wanted = predict(run, other, tmp_path / "a.laz").removeprefix(str(tmp_path / "a.laz"))
+    last = checkpoint.written(run)
+    read = checkpoint.read
+
+    def slowly(path: Path) -> Any:
+        found = read(path)
+        if path == last:
+            path.rename(path.with_name("step-00000061"))
+        return found
+
+    monkeypatch.setattr(checkpoint, "read", slowly)
+    assert predict(run, other, tmp_path / "b.laz") == f"{tmp_path / 'b.laz'}{wanted}"
+    assert not last.exists()
 
 
 def test_wrong_names_are_refused(run: Path, other: Path, tmp_path: Path) -> None:

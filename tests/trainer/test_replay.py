@@ -220,7 +220,7 @@ def test_damaged_samples_are_left_out_as_they_were(
     damage(dataset, second)
     (step,) = [s for s in range(3) if dataset.ids[second] in seen[s].ids]
     with pytest.raises(
-        DataError, match=r"step \d of .*other samples are left out as damaged: samples \d, not"
+        DataError, match=r"step \d of .*left out as damaged, or the dataset is another: samples \d, not"
     ):
         replay(tmp_path, step)
 

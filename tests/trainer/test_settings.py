@@ -70,6 +70,8 @@ def test_rows_are_shared_out_evenly_among_tensor_parallel_ranks(settings_of: Any
         ({"scaling": {"backoff": 1.0}}, r"'trainer\.scaling\.backoff'"),
         ({"scaling": {"growth": 1.0}}, r"'trainer\.scaling\.growth'"),
         ({"scaling": {"floor": 0.0}}, r"'trainer\.scaling\.floor'"),
+        ({"scaling": {"floor": 1e-40}}, r"'trainer\.scaling\.floor'"),
+        ({"scaling": {"ceiling": 1e38}}, r"'trainer\.scaling\.ceiling'"),
     ],
 )
 def test_a_wrong_precision_is_refused_by_its_key(

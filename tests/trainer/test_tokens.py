@@ -25,6 +25,7 @@ from tamis.trainer.mesh import Mesh, alone
 from tamis.trainer.model_settings import TokenSettings
 from tamis.trainer.settings import LayoutSettings, Settings, TrainerSettings
 from tamis.trainer.tasks import NextToken, task_of
+from tamis.trainer.tasks import tokens as tokens_task
 
 Make = Callable[..., Any]
 END = 256
@@ -83,6 +84,16 @@ def test_every_token_of_the_split_is_judged_once(task: NextToken, data: Dataset,
         "dropped": 0,
     }
     assert tokens == 3 + 80 + 200 + 1 + 40 + 5
+
+
+def test_a_perplexity_above_all_numbers_is_none(
+    task: NextToken, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run whose rate was too high; a report holds no infinity."""
+    monkeypatch.setattr(tokens_task, "cross_entropy", lambda _, label: 1000.0 * len(label))
+    found = task.evaluate(data, whole_model(task), alone(), SHORT, tmp_path)
+    assert found is not None
+    assert (found["loss"], found["perplexity"]) == (pytest.approx(1000), None)
 
 
 def test_any_number_of_ranks_finds_the_same(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,38 @@ def test_what_cannot_be_exported_is_refused(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "weights.safetensors").exists()
 
 
+def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    """The library tells of it by an error of its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as refused:
+            export(run, tmp_path / "weights.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert refused.value.filename == str(tmp_path / "weights.safetensors")
+    assert not list(tmp_path.glob("*weights*"))
+
+
+def test_a_run_that_goes_on_is_exported_too(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may remove a checkpoint between any two of its files that are read."""
+    last = checkpoint.written(run)
+    read = checkpoint.read
+
+    def slowly(path: Path) -> Any:
+        found = read(path)
+        if path == last:
+            path.rename(path.with_name("step-00000005"))
+        return found
+
+    monkeypatch.setattr("tamis.trainer.checkpoints.export_weights.read", slowly)
+    file = tmp_path / "weights.safetensors"
+    assert f"{file}: 40 tensors" in export(run, file)
+    assert load_file(file).keys() == checkpoint.weights(checkpoint.written(run)).keys()
+
+
 def test_a_run_begins_with_them_and_goes_on_without(run: Path, run_settings: Make, tmp_path: Path) -> None:
     """Its rate is too low to move a weight by more than rounding; on resume the file may be gone."""
     file, out = tmp_path / "weights.safetensors", tmp_path / "other"
@@ -91,6 +124,19 @@ def test_a_run_begins_with_them_and_goes_on_without(run: Path, run_settings: Mak
     report = train(run_settings(steps=2, **options), out)
     assert report is not None
     assert report["resumed_from"] == 1
+
+
+@pytest.mark.parametrize("classes", [("ground", "plants", "roof"), ("plants", "ground", "roof")])
+def test_other_classes_are_told(
+    classes: tuple[str, ...], new_learner: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights of as many classes fit, whatever their order is."""
+    file, learner = tmp_path / "weights.safetensors", new_learner()
+    tensors = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    save_file(tensors, file, {"classes": json.dumps(classes)})
+    begin_with(file, learner)
+    same = classes == learner.task.state.classes
+    assert ('trained for the classes ["plants", "ground", "roof"], this run' in caplog.text) != same
 
 
 def tokens(mesh: Mesh, layout: LayoutSettings) -> Learner:
@@ -138,7 +184,21 @@ def test_any_layout_begins_with_them(layout: LayoutSettings, run_ranks: Make, tm
 
 
 @pytest.mark.parametrize(
-    "wrong", ["shape", "missing", "unknown", "infinite", "integers", "cut", "bit", "gone"]
+    "wrong",
+    [
+        "shape",
+        "missing",
+        "unknown",
+        "infinite",
+        "double",
+        "integers",
+        "cut",
+        "bit",
+        "gone",
+        "folder",
+        "sums",
+        "no table of sums",
+    ],
 )
 def test_weights_that_do_not_fit_are_refused(wrong: str, new_learner: Make, tmp_path: Path) -> None:
     """And none of them is taken."""
@@ -150,10 +210,14 @@ def test_weights_that_do_not_fit_are_refused(wrong: str, new_learner: Make, tmp_
         "missing": "lacks the tensor norm.bias",
         "unknown": "holds, beyond the model, the tensor other",
         "infinite": "its tensor norm.bias holds values that are no finite numbers",
-        "integers": "its tensor norm.bias holds values that are no finite numbers",
+        "double": "its tensor norm.bias holds values that are no finite numbers",  # as float32
+        "integers": "its tensor norm.bias is of int32; store it as floating-point numbers",
         "cut": "is no safetensors file, or damaged",
         "bit": "its tensor .* is not what was written: bytes differ",
         "gone": "cannot be read",
+        "folder": "is no file; check trainer.init",
+        "sums": "the entry crc32c of its metadata is damaged",
+        "no table of sums": "the entry crc32c of its metadata is damaged",
     }[wrong]
     match wrong:
         case "shape":
@@ -166,15 +230,20 @@ def test_weights_that_do_not_fit_are_refused(wrong: str, new_learner: Make, tmp_
             tensors["norm.bias"][3] = torch.inf
         case "integers":
             tensors["norm.bias"] = tensors["norm.bias"].int()
-    save_file(tensors, file, {SUMS: json.dumps({name: crc32c(raw(t)) for name, t in tensors.items()})})
+        case "double":
+            tensors["norm.bias"] = torch.full((24,), 1e300, dtype=torch.float64)
+    sums = json.dumps({name: crc32c(raw(t)) for name, t in tensors.items()})
+    save_file(tensors, file, {SUMS: {"sums": sums[:-1], "no table of sums": "[1]"}.get(wrong, sums)})
     data = bytearray(file.read_bytes())
     if wrong == "cut":
         file.write_bytes(data[:-10])
     if wrong == "bit":
         data[-100] ^= 1
         file.write_bytes(data)
-    if wrong == "gone":
+    if wrong in ("gone", "folder"):
         file.unlink()
+    if wrong == "folder":
+        file.mkdir()
     with pytest.raises(DataError, match=told):
         begin_with(file, learner)
     for name, parameter in learner.model.named_parameters():

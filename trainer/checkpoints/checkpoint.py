@@ -8,12 +8,13 @@ draws are functions of the seed and the step.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from crc32c import crc32c
@@ -39,10 +40,15 @@ from ..tasks import TaskState
 from .increments import Part, part_of
 from .pieces import MODEL, OPTIMISER, Piece, Pieces, model_pieces, pieces_of, shapes_of
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 VERSION = 4
 NAME = "checkpoint.json"
 _SEAL = b',"crc32c":'
 _FIX = "remove this folder to go on from an older checkpoint"
+_TRIES = 5  # of a run that writes checkpoints faster than they are read
 
 
 class Checkpoint(Model):
@@ -80,6 +86,24 @@ def written(run: Path, step: int | None = None) -> Path:
         steps = ", ".join(map(str, known))
         raise UsageError("--step", f"there is no checkpoint of step {step}", f"there are {steps}")
     return known[max(known) if step is None else step]
+
+
+def reading(run: Path, step: int | None, read: Callable[[Path], T]) -> T:
+    """What ``read`` makes of the checkpoint that `written` names.
+
+    A run that is going on may remove it while it is read: then that of the next one. Raises as both do, and
+    DataError where each was removed.
+    """
+    for _ in range(_TRIES):
+        path = written(run, step)
+        try:
+            return read(path)
+        except (DataError, OSError):
+            if path.exists():
+                raise
+            log.info("%s was removed by the run", path)
+    fix = "run it again, or raise trainer.checkpoints_kept"
+    raise DataError(run, "removes its checkpoints faster than they are read", fix)
 
 
 def place(temporary: Path, path: Path) -> None:
@@ -132,12 +156,15 @@ def described(path: Path) -> Checkpoint:
     try:
         values = json.loads(text)
         version = values.get("version", VERSION)
-    except (ValueError, AttributeError):  # no JSON, no text, or no object
+    except (ValueError, AttributeError, RecursionError):  # no JSON, no text, or no object
         raise DataError(path / NAME, "is cut or damaged", _FIX) from None
     if version != VERSION:
         raise DataError(path, f"is of version {version}, not {VERSION}", "use the tamis that wrote it")
+    body, seal, _ = text.rpartition(_SEAL)
+    if not seal:
+        raise DataError(path / NAME, "is not what was written: its checksum is missing", _FIX)
     try:
-        state = Checkpoint.model_validate_json(text.rpartition(_SEAL)[0] + b"}")
+        state = Checkpoint.model_validate_json(body + b"}")
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -180,8 +207,7 @@ def load_model(path: Path, model: nn.Module) -> None:
 
 
 def weights(path: Path) -> dict[str, Tensor]:
-    """The parameters of a checkpoint by name, whole, in host memory. DataError where it is damaged."""
-    read(path)
+    """The parameters of a checkpoint that `read` found whole, by name, in host memory."""
     with _refusing(path):
         stored = FileSystemReader(path).read_metadata().state_dict_metadata
         tensors = {

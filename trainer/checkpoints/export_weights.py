@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 from crc32c import crc32c
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from ...errors import UsageError
 from ...files import atomic, prepare
 from ..settings import settings_of
-from .checkpoint import read, weights, written
+from .checkpoint import read, reading, weights
 from .increments import raw
 from .weights import SUMS
 
@@ -21,14 +25,15 @@ def export(run: Path, file: Path, step: int | None = None) -> str:
 
     They are those of the last checkpoint, or of the one after ``step`` batches. The metadata has the name of
     the configuration, the step, and as JSON classes, model settings and the CRC32C of each tensor. Raises
-    UsageError for a name that will not do and a step without a checkpoint, and DataError where there is none,
-    or it is damaged.
+    UsageError for a name that will not do and a step without a checkpoint, DataError where there is none,
+    or it is damaged, and OSError where the disk is full or fails.
     """
     if file.suffix != ".safetensors":
         raise UsageError(file, "has not the suffix .safetensors", "name the output so")
     prepare(file)
-    settings, path = settings_of(run), written(run, step)
-    state, tensors = read(path), {name: t.float() for name, t in weights(path).items()}
+    settings = settings_of(run)
+    state, tensors = reading(run, step, lambda path: (read(path), weights(path)))
+    tensors = {name: t.float() for name, t in tensors.items()}
     metadata = {
         "format": "pt",
         "name": settings.name,
@@ -40,7 +45,17 @@ def export(run: Path, file: Path, step: int | None = None) -> str:
     with atomic(file) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
-        save_file(tensors, temporary, metadata)
+        _save(tensors, temporary, metadata)
         temporary.chmod(mode)  # the library lets nobody else read it
     count = sum(t.numel() for t in tensors.values())
     return f"{file}: {len(tensors)} tensors, {count:,} parameters after {state.step} steps"
+
+
+def _save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, file, metadata)
+    except SafetensorError as error:  # in which what the system refused is told by its number alone
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from None

@@ -6,9 +6,11 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_GRACE_S = 10.0  # for a checkpoint that is being written when the run fails
+
 
 class Saver:
     """Saves a learner to ``folder``, one checkpoint at a time, of which the last ``kept`` stay.
@@ -44,9 +48,9 @@ class Saver:
         self._folder, self._learner, self._mesh, self._kept = folder, learner, learner.mesh, kept
         self._group: dist.ProcessGroup | None = None
         if learner.mesh.world > 1:
-            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+            patience = timedelta(seconds=learner.layout.timeout_s)
+            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=patience))
         self._stage = Stage(learner)
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._last: Written | None = None  # of what this process wrote
         self._number = 0
@@ -69,7 +73,7 @@ class Saver:
             parts=(),
         )
         staged = self._stage.take()
-        self._writing = self._thread.submit(self._write, about, staged, self._stage.metadata)
+        self._writing = _started(lambda: self._write(about, staged, self._stage.metadata))
         return folder_of(self._folder, step)
 
     def wait(self) -> None:
@@ -153,14 +157,14 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None) -> None:
-        try:
+        if kind is None:
             self.wait()
-        except Exception as error:
-            if kind is None:
-                raise
-            log.error("%s", error)  # beside what ends the run
-        finally:
-            self._thread.shutdown()
+        elif self._writing is not None:  # what is being written may come to an end, unless a rank is lost
+            wait([self._writing], _GRACE_S if self._group is not None else None)
+            error = self._writing.exception() if self._writing.done() else TimeoutError()
+            if error is not None:  # told beside what ends the run, if it is not an echo of that
+                unfinished = "the checkpoint that was being written is left unfinished"
+                log.error("%s", error if isinstance(error, DataError) else unfinished)
 
 
 class Stage:
@@ -210,6 +214,22 @@ def _item(name: str, piece: Piece) -> WriteItem:
     about = TensorWriteData(piece.chunk, TensorProperties.create_from_tensor(piece.held), piece.whole)
     index = MetadataIndex(name, torch.Size(piece.offsets))
     return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=about)
+
+
+def _started(work: Callable[[], None]) -> Future[None]:
+    """``work`` done by a thread, which does not keep the process from ending: ranks may be lost."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
 
 
 def _empty(folder: Path) -> None:

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from ...config import Model
 
-Positive = Annotated[float, Field(gt=0)]
+Scale = Annotated[float, Field(ge=2.0**-24, le=2.0**100)]
+"""Beyond these float32, which losses and gradients have, would overflow, or come to nothing, itself."""
 
 
 class ScalingSettings(Model):
@@ -19,12 +20,12 @@ class ScalingSettings(Model):
     Powers of 2 change no digit of a gradient.
     """
 
-    initial: Positive = 2.0**16
+    initial: Scale = 2.0**16
     growth: Annotated[float, Field(gt=1)] = 2.0
     backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
     interval: Annotated[int, Field(ge=1)] = 2000
-    floor: Positive = 2.0**3
-    ceiling: Positive = 2.0**24
+    floor: Scale = 2.0**3
+    ceiling: Scale = 2.0**24
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

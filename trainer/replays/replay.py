@@ -100,7 +100,7 @@ class Replay:
             cause = f"the plan is another now: {told}"
             return DataError(where, cause, "put the run's dataset and config.toml back")
         if "samples" in found:
-            cause = f"other samples are left out as damaged: {told}"
+            cause = f"other samples are left out as damaged, or the dataset is another: {told}"
             return DataError(where, cause, "see `tamis verify` and put the files back as they were")
         cause = f"the batch is not what training saw: {told}"
         return DataError(where, cause, "put the run's dataset and config.toml back, and see `tamis verify`")

@@ -55,14 +55,10 @@ class Steps:
             log.warning("%s: %d damaged line(s) left out", self.path, len(self._damaged))
 
     def _keep(self, text: bytes) -> bool:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            return False
-        if not isinstance(line, dict) or not line.keys() >= _NEEDED or type(line["step"]) is not int:
-            return False
-        self.lines[line["step"]] = line
-        return True
+        line = parsed(text)
+        if line is not None:
+            self.lines[line["step"]] = line
+        return line is not None
 
     def line(self, step: int) -> dict[str, Any]:
         """What is said of ``step``. UsageError for a step that was not done, DataError for a lost line."""
@@ -93,6 +89,17 @@ class Steps:
         """The steps that changed nothing: those first in which more than a scale of fp16 was too high."""
         found = [step for step, line in self.lines.items() if line.get("skipped")]
         return sorted(found, key=lambda step: (self.lines[step]["skipped"] == "overflow", step))
+
+
+def parsed(text: bytes) -> dict[str, Any] | None:
+    """A line as training wrote it; None where it is damaged."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or not line.keys() >= _NEEDED or type(line["step"]) is not int:
+        return None
+    return line
 
 
 def distances(values: Sequence[float] | NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ from ...errors import DataError
 from ...pipelines.dataset import Dataset
 from ...pipelines.records import IGNORED
 from ...pipelines.text import TOKENS
-from ..evaluate import TOGETHER, cross_entropy, own_rows, padded
+from ..evaluate import TOGETHER, cross_entropy, mean_loss, own_rows, padded
 from ..mesh import Mesh
 from ..model_settings import TokenSettings
 from ..models.layers import Embedding
@@ -26,6 +27,8 @@ from ..models.trunk import Makers
 from ..parallel.rows import Rows
 from ..settings import TrainerSettings
 from .task import Task, TaskState, Tensors, ignoring
+
+_LARGEST = math.log(sys.float_info.max)
 
 
 class NextToken(Task):
@@ -86,9 +89,10 @@ class NextToken(Task):
     ) -> dict[str, Any] | None:
         """Every token of the split, once, in sequences of ``trainer.points``, a sample's last one padded.
 
-        ``loss`` in nats a token, ``perplexity``, ``bits_per_byte`` where a token is a byte; ``accuracy`` of
-        the most likely next token, ``majority``, the share of the most frequent one; ``tokens`` of the
-        split, ``labelled``, those that have a next one, ``dropped``, tokens left out.
+        ``loss`` in nats a token, ``perplexity`` (None where it is above all numbers), ``bits_per_byte`` where
+        a token is a byte; ``accuracy`` of the most likely next token, ``majority``, the share of the most
+        frequent one; ``tokens`` of the split, ``labelled``, those that have a next one, ``dropped``, tokens
+        left out.
         """
         rows = own_rows(dataset, split, mesh)
         if rows is None:
@@ -109,13 +113,13 @@ class NextToken(Task):
         if labelled == 0:
             return None
         held = dataset.manifest.counts.splits[split].annotations[TOKENS]
-        loss = loss_sum / labelled
+        loss = mean_loss(loss_sum, labelled)
         return {
             "accuracy": right / labelled,
             "majority": max(following) / labelled,
             "mean_iou": None,
             "loss": loss,
-            "perplexity": math.exp(loss),
+            "perplexity": math.exp(loss) if loss < _LARGEST else None,
             "bits_per_byte": loss / math.log(2),
             "labelled": labelled,
             "unit": "tokens",

@@ -106,15 +106,21 @@ def assert_same(found: State, wanted: State) -> None:
 
 
 def assert_goes_on(answers: list[Any], source: str, written: list[Any], same_layout: bool) -> None:
-    """Loaded to the bit, by every rank; then the losses of a run that was not cut."""
+    """Loaded to the bit, by every rank; then losses and weights of a run that was not cut."""
     found = [answer[source] for answer in answers]
     assert_same(merged(found, "loaded"), merged(written, "saved"))
     for one in found:
         np.testing.assert_allclose(one["losses"], written[0]["losses"], rtol=0, atol=1e-6)
         if same_layout:
             assert one["losses"] == written[0]["losses"]
+    after, wanted = merged(found, "after"), merged(written, "after")
     if same_layout:
-        assert_same(merged(found, "after"), merged(written, "after"))
+        assert_same(after, wanted)
+    for name, values in wanted.items():
+        other = after[name]
+        if values.ndim:  # without what fills up either
+            other, values = other[: len(values)], values[: len(other)]
+        np.testing.assert_allclose(other, values, rtol=0, atol=1e-6, err_msg=name)
 
 
 def on(run_ranks: Make, layout: LayoutSettings, work: Make, *args: Any) -> list[Any]:
