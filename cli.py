@@ -163,6 +163,7 @@ def train(
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the tracer tells of each GPU that is not there
     tell_progress()
     settings, folder = _settings(config, out, overrides)
+    signal.signal(signal.SIGTERM, end)  # while there is nothing to save
     run(settings, folder)
 
 

@@ -144,10 +144,10 @@ def test_kill_9_of_each_kind_of_process_at_random_steps(
     name: str, run_settings: Make, tmp_path: Path, run_ranks: Make
 ) -> None:
     sizes, kills = LAYOUTS[name]
-    settings = with_layout(run_settings(steps=600, checkpoint_steps=10), sizes)
+    settings = with_layout(run_settings(steps=300, checkpoint_steps=10), sizes)
     kinds = [*map(str, range(settings.layout.ranks)), "feeder"]  # what each rank does differs with its place
     seed = int(time.time())
-    steps = np.sort(np.random.default_rng(seed).choice(np.arange(2, 560), kills, replace=False)).tolist()
+    steps = np.sort(np.random.default_rng(seed).choice(np.arange(2, 280), kills, replace=False)).tolist()
     cuts = [(signal.SIGKILL, step, kinds[i % len(kinds)]) for i, step in enumerate(steps)]
     logging.getLogger(__name__).warning("%s, seed %d: %s", name, seed, cuts)
     cut_and_compared(settings, cuts, tmp_path, run_ranks)
