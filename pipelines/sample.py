@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from threading import Thread
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import laspy
 import numpy as np
 from numpy.typing import NDArray
 
+from ..aside import Result, aside
 from ..errors import DataError, UsageError
 from ..samplers.adaptive import adaptive
 from ..samplers.farthest import farthest
@@ -31,7 +30,6 @@ from .save import LAS, NPY, Sampled, check_out, save, signature
 log = logging.getLogger(__name__)
 
 Method = Literal["voxel", "farthest", "random", "adaptive"]
-Result = TypeVar("Result")
 
 
 def sample(
@@ -73,34 +71,25 @@ def sample(
         reductions = _reductions(path, scan, how, reduce or {})
         fields = {name: scan.fields[name][rows] for name in reductions}
         options: dict[str, Any] = {"fields": fields, "reduce": reductions, "origin": origin, "seed": seed}
-        voxels = _aside(partial(voxel, near, amount, pick=how, **options))
+        voxels = _answering(partial(voxel, near, amount, pick=how, **options))
         moved = voxels.xyz.astype(np.float64) + origin if how in ("centroid", "center") else None
         sampled = Sampled(rows[voxels.index], moved, voxels.fields)
     else:
         if method == "farthest":
-            index = _aside(partial(farthest, near.astype(np.float32), count))
+            index = _answering(partial(farthest, near.astype(np.float32), count))
         elif method == "random":
             index = random(len(rows), count, seed=seed)
         else:
-            chosen = _aside(partial(adaptive, near.astype(np.float32), count, seed=seed))
+            chosen = _answering(partial(adaptive, near.astype(np.float32), count, seed=seed))
             index, why = chosen.index, f"; {chosen.reason}"
         sampled = Sampled(rows[index])
     save(path, scan, sampled, origin, out)
     return f"{out}: {len(scan.xyz):,} -> {len(sampled.index):,} points{why}"
 
 
-def _aside(work: Callable[[], Result]) -> Result:
-    """``work()``, on another thread: this one waits, and so answers a signal, which a kernel does not."""
-    found: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            found.set_exception(error)
-
-    Thread(target=run, daemon=True).start()  # the end of the process does not wait for a daemon
-    return found.result()
+def _answering(work: Callable[[], Result]) -> Result:
+    """``work()``, while this thread waits, and so answers a signal, which a kernel does not."""
+    return aside(work, "sample").result()
 
 
 def _check_options(method: str, amount: float, pick: str | None, reduce: Mapping[str, str]) -> None:

@@ -18,6 +18,8 @@ from ..metrics import BUILD, Meter, stage_rows
 from ..pipelines.build import build_held
 from ..pipelines.dataset import Dataset
 from .faults.orphans import die_with
+from .faults.place import place, place_in
+from .faults.stopping import TOLD, Stopped
 from .faults.supervisor import supervise
 from .settings import Settings
 from .summary import read, text
@@ -141,7 +143,11 @@ def _run_here(settings: Settings, out: Path, started_s: float) -> None:
     from .mesh import joined
 
     with joined(settings.layout) as mesh:
-        loop.run(settings, Dataset(settings.dataset_path(out)), out, mesh, started_s)
+        try:
+            loop.run(settings, Dataset(settings.dataset_path(out)), out, mesh, started_s)
+        except Stopped:
+            log.warning(TOLD)
+            raise
 
 
 def _run_ranks(settings: Settings, out: Path, started_s: float) -> None:
@@ -156,8 +162,8 @@ def _joined(settings: Settings, out: Path, started_s: float) -> None:
 
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agent started this process
         die_with(os.getppid())
-    ranks, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ["RANK"] == "0"
-    layout = settings.layout.on(ranks)
+    layout = settings.layout.on(place().world)
+    first = place_in(layout).rank == 0
     if layout != settings.layout and first:
         log.warning("going on with %d of %d replicas, and the same batches", layout.dp, settings.layout.dp)
     with locked(out) if first else nullcontext():

@@ -12,7 +12,6 @@ The innermost ranks talk most, so they are neighbours, as in Megatron-LM (Naraya
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..errors import LostError, TamisError, UsageError
 from .faults.hangs import Watch, broken
-from .faults.meeting import meet, store_of
+from .faults.meeting import met
+from .faults.place import place_in
 from .memory import keep_freed_memory
 from .settings import LayoutSettings
 
@@ -141,31 +141,25 @@ def joined(layout: LayoutSettings) -> Iterator[Mesh]:
     not that of the layout, or a rank has no GPU of its own while others have; LostError, in place of torch's
     own, where another rank does not come, ends, or does not answer within ``layout.timeout_s``.
     """
-    rank, world, local = (
-        int(os.environ.get(k, d)) for k, d in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-    )
-    if world != layout.ranks:
-        sizes = f"layout.dp x layout.tp x layout.pp = {layout.dp} x {layout.tp} x {layout.pp}"
-        raise UsageError(sizes, f"but {world} ranks were started", "make them equal, or see layout.min_dp")
+    rank, world, local = place_in(layout)
     device = _device(local)
     if device.type == "cpu":
         keep_freed_memory()
     if world == 1:
         yield alone(device)
         return
-    store = store_of(rank)
-    name = meet(store, rank, world, layout.timeout_s)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        store=PrefixStore(name, store),
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=layout.timeout_s),
-        device_id=device if backend == "nccl" else None,
-    )
+    store, name = met(rank, world, layout.timeout_s)
     watch = Watch(name, rank, world)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore(name, store),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=layout.timeout_s),
+            device_id=device if backend == "nccl" else None,
+        )
         yield mesh_of(layout, rank, device)
         dist.barrier()  # a rank that leaves early would break the connections of those still busy
     except RuntimeError as error:  # the group is left with the process: others must not see its end first

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .faults.orphans import die_with
+from .faults.stopping import STOPPED, Stopped, let_in
 from .faults.told import take_room, tell
 
 
@@ -19,10 +20,14 @@ def main(out: Path, started_s: float, command: int, file: Path) -> None:
     ``command``: the process that started this one; ``file``: for the error that ends this one.
     """
     die_with(command)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command tells of Ctrl-C, a rank just ends
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as a job in the background has it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command tells of Ctrl-C, a rank just ends
+    let_in()
     take_room(file)
     try:
         _run(out, started_s)
+    except Stopped:
+        sys.exit(STOPPED)
     except Exception as error:  # noqa: BLE001 - the command raises it
         _end(file, error)
 

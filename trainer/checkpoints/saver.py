@@ -10,7 +10,6 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -22,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
+from ...aside import aside
 from ...errors import DataError, system_error
 from ...files import sync, write_atomic
 from ..learner import Learner
@@ -73,7 +73,7 @@ class Saver:
             parts=(),
         )
         staged = self._stage.take()
-        self._writing = _started(lambda: self._write(about, staged, self._stage.metadata))
+        self._writing = aside(lambda: self._write(about, staged, self._stage.metadata), "checkpoint")
         return folder_of(self._folder, step)
 
     def wait(self) -> None:
@@ -214,22 +214,6 @@ def _item(name: str, piece: Piece) -> WriteItem:
     about = TensorWriteData(piece.chunk, TensorProperties.create_from_tensor(piece.held), piece.whole)
     index = MetadataIndex(name, torch.Size(piece.offsets))
     return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=about)
-
-
-def _started(work: Callable[[], None]) -> Future[None]:
-    """``work`` done by a thread, which does not keep the process from ending: ranks may be lost."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    Thread(target=run, name="checkpoint", daemon=True).start()
-    return future
 
 
 def _empty(folder: Path) -> None:

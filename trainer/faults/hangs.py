@@ -36,7 +36,7 @@ class Watch:
 
     def __init__(self, name: str, rank: int, world: int) -> None:
         self._rank, self._world = rank, world
-        self._store = PrefixStore(f"{name}/watch", _connection())
+        self._name = name
         self._ended = threading.Event()
         self._main = threading.main_thread().ident
         threading.Thread(target=self._listen, name="watch", daemon=True).start()
@@ -47,10 +47,11 @@ class Watch:
 
     def _listen(self) -> None:
         try:
+            store = self._connected()
             while not self._ended.wait(_POLL_S):
-                if self._store.check(["asked"]):
+                if store.check(["asked"]):
                     frames = sys._current_frames()
-                    self._store.set(f"at/{self._rank}", json.dumps(_place(frames.get(self._main or 0))))
+                    store.set(f"at/{self._rank}", json.dumps(_place(frames.get(self._main or 0))))
                     return
         except RuntimeError:
             return  # whoever holds the store is gone: nobody can ask
@@ -70,27 +71,28 @@ class Watch:
 
     def _ask(self, found: dict[int, dict[str, Any]]) -> None:
         try:
-            self._store.set("asked", "1")
-            self._store.set(f"at/{self._rank}", json.dumps({"waits": True, "place": "an error"}))
+            store = self._connected()
+            store.set("asked", "1")
+            store.set(f"at/{self._rank}", json.dumps({"waits": True, "place": "an error"}))
             until_s = time.monotonic() + _ANSWER_S
             while len(found) < self._world and time.monotonic() < until_s:
                 for rank in range(self._world):
-                    if rank not in found and self._store.check([f"at/{rank}"]):
-                        found[rank] = json.loads(self._store.get(f"at/{rank}"))
+                    if rank not in found and store.check([f"at/{rank}"]):
+                        found[rank] = json.loads(store.get(f"at/{rank}"))
                 time.sleep(0.1)
         except RuntimeError:
             return  # the store is gone too, so nobody can answer
+
+    def _connected(self) -> PrefixStore:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        timeout = timedelta(seconds=_ANSWER_S)
+        store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        return PrefixStore(f"{self._name}/watch", store)
 
 
 def broken(error: RuntimeError) -> bool:
     """Whether an error is of the communication between ranks. gloo's are told only by their text."""
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)
-
-
-def _connection() -> TCPStore:
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=_ANSWER_S)
-    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def _place(frame: FrameType | None) -> dict[str, Any]:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-log = logging.getLogger(__name__)
+STOPPED = 128 + signal.SIGTERM
+"""The exit code by which a rank tells the command that SIGTERM ended it, while others may not know."""
+
+TOLD = "stopped by SIGTERM; the same command goes on"
+
+_SENT = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(SystemExit):
+    """SIGTERM came where nothing needs to be saved. The exit code is 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 class Stop:
@@ -26,7 +39,7 @@ class Stop:
         """The last step is done and saved: end now if SIGTERM came in it, too late for the loop to see."""
         self.stepping = False
         if self.asked:
-            raise SystemExit(0)
+            raise Stopped
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -43,4 +56,19 @@ class Stop:
         if self.stepping:
             self.asked = True
         else:
-            raise SystemExit(0)
+            raise Stopped
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Processes that are started here hear of Ctrl-C and SIGTERM no earlier than they call `let_in`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_in() -> None:
+    """Hear of the signals that came since `held`. Before, Python would tell of Ctrl-C with a traceback."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT)

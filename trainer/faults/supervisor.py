@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError, LostError, TamisError, from_plain
+from .stopping import STOPPED, TOLD, held
 from .told import told
 
 log = logging.getLogger(__name__)
@@ -36,14 +37,16 @@ def supervise(arguments: Sequence[str], size: int, out: Path, saved: Callable[[]
     """Run ``size`` ranks, each a ``python *arguments FILE``, FILE being for its error, until all end well.
 
     ``out``: the folder of the run; ``saved``: gives the step of its last checkpoint. SIGTERM is passed on to
-    the ranks, and this returns when they have ended. Raises the error of the rank that failed first, where
-    another start would not help, or has not helped `RESTARTS` times.
+    the ranks, and this returns when they have ended; so it does when SIGTERM has ended one of them. Raises
+    the error of the rank that failed first, where another start would not help, or has not helped `RESTARTS`
+    times.
     """
     tries, from_step = 0, saved()
     with Ranks(arguments, size, out) as ranks:
         while (error := ranks.run()) is not None:
             curable = isinstance(error, LostError)
             if ranks.stopping and curable:  # some had not begun, or the end of one broke what others did
+                log.warning(TOLD)
                 return
             step = saved()
             tries, from_step = (1 if step > from_step else tries + 1), step
@@ -72,11 +75,12 @@ class Ranks:
             finally:
                 self._kill()
             failed = {rank: code for rank, code in codes.items() if code != 0}
+            self.stopping |= not {STOPPED, -signal.SIGTERM}.isdisjoint(failed.values())
             words = {rank: word for rank, file in enumerate(files) if (word := told(file)) is not None}
             return cause(self._out, failed, words) if failed else None
 
     def _start(self, files: Sequence[Path]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+        with held(), socket.create_server(("127.0.0.1", 0)) as listener:
             for rank, file in enumerate(files):
                 shared = [listener.fileno()] if rank == 0 else []
                 places: dict[str, object] = {
@@ -86,6 +90,7 @@ class Ranks:
                     "LOCAL_WORLD_SIZE": self._size,
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": listener.getsockname()[1],
+                    "TORCHELASTIC_USE_AGENT_STORE": False,  # there is none, whatever was set
                     LISTENER: listener.fileno(),
                 }
                 environment = os.environ | {name: str(value) for name, value in places.items()}
@@ -93,6 +98,8 @@ class Ranks:
                 environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
                 command = [sys.executable, *self._arguments, str(file)]
                 self._processes.append(subprocess.Popen(command, env=environment, pass_fds=shared))
+        if self.stopping:  # SIGTERM came when not all ranks were there to pass it on to
+            self._pass_on(signal.SIGTERM, None)
 
     def _wait(self) -> dict[int, int]:
         """Until all have ended, or one has failed: the exit codes of those that have ended."""

@@ -33,6 +33,12 @@ def doing(work: str, folder: Path) -> None:
         while not told.exists():
             time.sleep(0.05)
 
+    def does_not_join(*_: object, **__: object) -> None:
+        until_told()
+        raise dist.DistError("too late")
+
+    if work == "begins" and os.environ["RANK"] == "0":
+        dist.init_process_group = does_not_join
     (folder / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
     try:
         with joined(LayoutSettings(dp=2, timeout_s=PATIENCE_S)) as mesh:
@@ -64,10 +70,12 @@ def doing(work: str, folder: Path) -> None:
             r"doing\.<locals>\.until_told, .*test_hangs\.py:\d+; the same command goes on",
         ),
         # It holds the store, too, in which the question would be.
-        (
+        pytest.param(
             "stops",
             r"rank 1: all_reduce in Mesh\.sum, .*: rank 0 said nothing when asked: ended, stopped, or .*",
+            marks=pytest.mark.slow,
         ),
+        ("begins", r"rank 1: init_process_group in joined, .*: rank 0 is at doing\.<locals>\.until_told, .*"),
         ("waits too", r"rank [01]: (recv|all_reduce) in .*: all ranks wait: rank [01] in .*; the same .*"),
     ],
 )

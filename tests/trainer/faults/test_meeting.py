@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
 from tamis.errors import LostError
-from tamis.trainer.faults.meeting import meet
+from tamis.trainer.faults.meeting import meet, met
+from tamis.trainer.faults.supervisor import LISTENER
 
 
 def together(world: int, work: Callable[[int], Any]) -> list[Any]:
@@ -47,3 +49,26 @@ def test_who_does_not_come_is_named() -> None:
     threading.Thread(target=meet, args=(store, 1, 3, 0.3), daemon=True).start()
     with pytest.raises(LostError, match=r"rank 0: rank 2 has not come within 0.3 s; .*layout.timeout_s"):
         meet(store, 0, 3, 0.3)
+
+
+def test_a_rank_0_that_was_stopped_as_it_began_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # the command's, which nobody serves
+        port = listener.getsockname()[1]
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LISTENER: 9}.items():
+            monkeypatch.setenv(name, str(value))
+        wanted = (
+            rf"rank 1: rank 0 does not answer at 127.0.0.1:{port} \(it said nothing in time\); .*timeout_s"
+        )
+        with pytest.raises(LostError, match=wanted):
+            met(1, 2, 0.3)
+
+
+def test_the_store_of_an_agent_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    monkeypatch.delenv(LISTENER, raising=False)
+    values = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LostError, match=rf"rank 0: torchrun's agent does not answer at 127.0.0.1:{port} "):
+        met(0, 2, 0.3)

@@ -118,7 +118,7 @@ def test_with_a_machine_less_the_run_goes_on(
     nodes: Nodes, run_settings: Make, dataset: Dataset, tmp_path: Path, run_ranks: Make
 ) -> None:
     """Five machines, and at some step four: all that are left end well, with the losses of five."""
-    base = run_settings(steps=400, checkpoint_steps=20)
+    base = run_settings(steps=200, checkpoint_steps=20)
     settings = base.model_copy(
         update={
             "data": base.data.model_copy(update={"path": tmp_path}),
@@ -150,4 +150,4 @@ def test_with_a_machine_less_the_run_goes_on(
         assert [mine[key] for key in ("step", "samples", "crc")] == [
             theirs[key] for key in ("step", "samples", "crc")
         ]
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5, abs=1e-6)  # it starts near 1

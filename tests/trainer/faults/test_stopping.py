@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -15,7 +17,7 @@ import pytest
 from tamis.loaders.loader import Batch
 from tamis.pipelines.dataset import Dataset
 from tamis.trainer import loop
-from tamis.trainer.faults.stopping import Stop
+from tamis.trainer.faults.stopping import Stop, held
 from tamis.trainer.mesh import Mesh, alone
 from tamis.trainer.step import Trainer
 
@@ -114,3 +116,23 @@ def test_another_thread_leaves_signals_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [(before, False)]
+
+
+HELD = """
+import os, signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+from tamis.trainer.faults.stopping import let_in
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+print("here", flush=True)
+let_in()
+print("not here", flush=True)
+"""
+
+
+def test_a_process_hears_of_signals_when_it_is_ready() -> None:
+    """Not while Python starts: it would tell of Ctrl-C with a traceback."""
+    with held():
+        found = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=False)
+    assert (found.stdout, found.stderr) == ("here\n", "")
+    assert -found.returncode in (signal.SIGINT, signal.SIGTERM)

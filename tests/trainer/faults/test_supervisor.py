@@ -21,8 +21,10 @@ RANK = """
 import json, os, signal, sys, time
 from pathlib import Path
 from tamis.errors import DataError, LostError
+from tamis.trainer.faults.stopping import STOPPED, let_in
 from tamis.trainer.faults.told import tell
 
+let_in()
 file, rank = Path(sys.argv[-1]), int(os.environ["RANK"])
 here = Path(sys.argv[1])
 start = len(list(here.glob(f"start-{rank}-*")))
@@ -67,7 +69,8 @@ def names(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
 
 
-def test_each_rank_is_told_its_place(run: Run) -> None:
+def test_each_rank_is_told_its_place(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # left over: no agent serves a store here
     body = """
 import socket
 listening = socket.socket(fileno=int(os.environ["TAMIS_STORE_FD"])) if rank == 0 else None
@@ -80,6 +83,7 @@ if listening:
     places = [json.loads(path.read_text()) for path in started]
     for rank, place in enumerate(places):
         assert (place["RANK"], place["LOCAL_RANK"]) == (str(rank), str(rank))
+        assert place["TORCHELASTIC_USE_AGENT_STORE"] == "False"
         assert (place["WORLD_SIZE"], place["LOCAL_WORLD_SIZE"]) == ("3", "3")
     assert len({place["MASTER_PORT"] for place in places}) == 1
 
@@ -161,6 +165,26 @@ time.sleep(100)
     if not late:
         assert [name for name in found if name.startswith("saved")] == ["saved-0", "saved-1", "saved-2"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGTERM)", "sys.exit(STOPPED)"])
+def test_sigterm_to_one_rank_ends_all(ends: str, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    found = names(run(f"all_are_here()\nif rank == 1: {ends}\ntime.sleep(100)"))
+    assert found == ["start-0-0", "start-1-0", "start-2-0"]
+    assert caplog.messages == ["stopped by SIGTERM; the same command goes on"]
+
+
+def test_sigterm_between_two_starts_is_not_lost(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    steps = iter([0, 10])
+
+    def saved() -> int:
+        if (step := next(steps)) == 10:  # no rank is left, and none is there again
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step
+
+    body = "if start == 0: all_are_here()\nif rank == 1 and start == 0: killed()\ntime.sleep(10)"
+    run(body, saved)
+    assert caplog.messages[-1] == "stopped by SIGTERM; the same command goes on"
 
 
 def test_an_error_while_stopping_is_raised(run: Run, tmp_path: Path) -> None:
