@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -167,9 +169,28 @@ def check(answers: list[dict[str, Any]], wanted: dict[str, Any], parameters: boo
     assert seen == wanted["gradients"].keys()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
     """The functions of this file."""
     return SimpleNamespace(
         both=both, check=check, taught=taught, share=share, sgd=sgd, adamw=adamw, tasks=TASKS, levels=LEVELS
     )
+
+
+@pytest.fixture(scope="session")
+def _compiler() -> None:
+    """The compiler's modules, loaded before ranks are forked: each would spend seconds on that.
+
+    Nothing is compiled here: once autograd's threads run, no fork can trace a backward pass.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in ("torch._dynamo.backends.debugging", "torch._inductor.compile_fx"):
+            importlib.import_module(module)
+
+
+@pytest.fixture
+def graphs_only(_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile to graphs, and run these by torch's operators: a C++ compiler would take a minute a test."""
+    plain = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module: plain(module, backend="aot_eager"))

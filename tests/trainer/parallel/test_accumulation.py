@@ -35,8 +35,8 @@ def test_four_microbatches_take_a_quarter_of_the_collectives(
     least = LayoutSettings(**sizes, microbatches=sizes.get("pp", 1))
 
     def work(mesh: Mesh) -> tuple[int, int]:
-        many = lab.taught("points", layout, mesh, lab.sgd, (32, 32))
-        one = lab.taught("points", least, mesh, lab.sgd, (32, 32))
+        many = lab.taught("tokens", layout, mesh, lab.sgd, (32, 32))
+        one = lab.taught("tokens", least, mesh, lab.sgd, (32, 32))
         return exchanges(many), exchanges(one)
 
     for many, one in run_ranks(layout, work):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -60,18 +61,36 @@ LAYOUTS = [
 
 
 def name_of(layout: LayoutSettings) -> str:
-    sizes = {n: v for n, v in layout.model_dump().items() if v not in (None, 1)}
+    sizes = {n: v for n, v in layout.model_dump(exclude={"timeout_s"}).items() if v not in (None, 1)}
     if layout.pp == 1:
         sizes.pop("schedule", None)
     return "-".join(v if n == "schedule" else f"{n}{v}" for n, v in sizes.items())
 
 
 KINDS = ("points", "tokens")
+# Points learn on every layout, tokens on one of each kind, and on the others as a soak.
+TOKENS = [
+    L(dp=2, shard=2),
+    L(microbatches=4),
+    L(tp=2),
+    L(pp=2, schedule="gpipe", microbatches=4),
+    L(pp=2, schedule="1f1b", microbatches=4),
+    L(pp=2, schedule="interleaved", microbatches=4),
+    L(pp=2, schedule="zero_bubble", microbatches=4),
+    L(pp=2, schedule="zbv", microbatches=4),
+    L(tp=2, pp=2, schedule="1f1b", microbatches=4),
+    L(pp=4, schedule="1f1b", microbatches=8),
+    L(dp=2, shard=2, tp=2),
+    SHOWN,
+    L(dp=2, shard=2, tp=2, pp=2, schedule="zbv", microbatches=4),
+]
 
 
-def is_slow(layout: LayoutSettings, kind: str) -> bool:
+def marks(layout: LayoutSettings, kind: str) -> list[pytest.MarkDecorator]:
     """Many processes on two cores: apart, but for one layout of all axes."""
-    return layout.ranks > 2 and (layout, kind) != (SHOWN, "points")
+    if kind == "tokens" and layout not in TOKENS:
+        return [pytest.mark.soak]
+    return [pytest.mark.slow] if layout.ranks > 2 and (layout, kind) != (SHOWN, "points") else []
 
 
 CASES = [
@@ -79,20 +98,26 @@ CASES = [
         kind,
         layout,
         id=f"{name_of(layout)}-{kind}",
-        marks=[pytest.mark.slow] if is_slow(layout, kind) else [],
+        marks=marks(layout, kind),
     )
     for layout in LAYOUTS
     for kind in KINDS
 ]
 
 
+@pytest.fixture(scope="module")
+def of_one(lab: Any) -> Make:
+    """``of_one(kind, levels)``: what one process learns."""
+    return cache(lambda kind, levels: lab.both(kind, LayoutSettings(), alone(), levels))
+
+
 @pytest.mark.parametrize(("kind", "layout"), CASES)
 def test_a_layout_learns_what_one_process_learns(
-    kind: str, layout: LayoutSettings, run_ranks: Make, lab: Any
+    kind: str, layout: LayoutSettings, run_ranks: Make, lab: Any, of_one: Make
 ) -> None:
     """T02, T04, T11, T14 among them. Where there are eight ranks, the ratio crosses three levels."""
     levels = lab.levels if layout.ranks == 8 else (32,) * 5
-    wanted = lab.both(kind, LayoutSettings(), alone(), levels)
+    wanted = of_one(kind, levels)
     answers = run_ranks(layout, lambda mesh: lab.both(kind, layout, mesh, levels))
     lab.check([a["sgd"] for a in answers], wanted["sgd"])
     lab.check([a["adamw"] for a in answers], wanted["adamw"], parameters=False)

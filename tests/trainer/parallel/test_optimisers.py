@@ -62,9 +62,16 @@ def both(mesh: Mesh, layout: LayoutSettings, lab: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def wanted(lab: Any) -> dict[str, Any]:
+    """What one process does."""
+    return both(alone(), LayoutSettings(), lab)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_updates_as_one_process_does(layout: LayoutSettings, run_ranks: Make, lab: Any) -> None:
-    wanted = both(alone(), LayoutSettings(), lab)
+def test_a_layout_updates_as_one_process_does(
+    layout: LayoutSettings, run_ranks: Make, lab: Any, wanted: dict[str, Any]
+) -> None:
     for found in run_ranks(layout, both, layout, lab):
         assert found["lion"].keys() == wanted["lion"].keys()
         for name, values in found["lion"].items():

@@ -32,10 +32,16 @@ LAYOUTS = {
     "shard2-zbv": LayoutSettings(dp=2, shard=2, pp=2, schedule="zbv", microbatches=4),
     "tp2-pp2": LayoutSettings(tp=2, pp=2, microbatches=2),
 }
-CASES = [
-    pytest.param(layout, id=name, marks=[pytest.mark.slow] if layout.ranks > 2 else [])
-    for name, layout in LAYOUTS.items()
-]
+SOAK = ("dp2-tp2", "dp2-pp2")  # what they add to the others is plain data parallelism
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in SOAK:
+        return [pytest.mark.soak]
+    return [pytest.mark.slow] if LAYOUTS[name].ranks > 2 else []
+
+
+CASES = [pytest.param(layout, id=name, marks=marks(name)) for name, layout in LAYOUTS.items()]
 
 
 class Fault:
@@ -118,19 +124,26 @@ NEAR = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 3e-3}
 SCALING = {"initial": 1024.0, "floor": 8.0}
 
 
+def in_every_precision(lab: Any, mesh: Mesh, layout: LayoutSettings, rank: int) -> list[Ran]:
+    return [ran(lab, mesh, layout, rank, precision=kind, scaling=SCALING) for kind in NEAR]
+
+
+@pytest.fixture(scope="module")
+def in_one(lab: Any) -> list[Ran]:
+    """What one process does in every precision."""
+    return in_every_precision(lab, alone(), LayoutSettings(), 0)
+
+
 @pytest.mark.parametrize("layout", CASES)
-def test_t09_what_one_rank_finds_all_ranks_decide(layout: LayoutSettings, run_ranks: Make, lab: Any) -> None:
+def test_t09_what_one_rank_finds_all_ranks_decide(
+    layout: LayoutSettings, run_ranks: Make, lab: Any, in_one: list[Ran]
+) -> None:
     """T09: NaN in a gradient of the last rank; in every precision all ranks do what one process does."""
-    kinds = list(NEAR)
-
-    def all_of(mesh: Mesh, own: LayoutSettings, rank: int) -> list[Ran]:
-        return [ran(lab, mesh, own, rank, precision=kind, scaling=SCALING) for kind in kinds]
-
-    wanted = all_of(alone(), LayoutSettings(), 0)
+    wanted = in_one
     assert [one.outcomes[BAD].skipped for one in wanted] == ["not finite", "not finite", "overflow"]
     assert [one.outcomes[BAD].recomputed for one in wanted] == [False, True, False]
-    answers = run_ranks(layout, lambda mesh: all_of(mesh, layout, layout.ranks - 1))
-    for i, kind in enumerate(kinds):
+    answers = run_ranks(layout, lambda mesh: in_every_precision(lab, mesh, layout, layout.ranks - 1))
+    for i, kind in enumerate(NEAR):
         one, ranks = wanted[i], [answer[i] for answer in answers]
         assert {r.updates for r in ranks} == {one.updates} == {STEPS - 1}
         for r in ranks:
@@ -145,18 +158,23 @@ def test_t09_what_one_rank_finds_all_ranks_decide(layout: LayoutSettings, run_ra
                 np.testing.assert_allclose(values, one.model[name], atol=0.05 * NEAR[kind], rtol=NEAR[kind])
 
 
+@pytest.fixture(scope="module")
+def exact(lab: Any) -> Ran:
+    """Five steps of one process in fp32."""
+    return ran(lab, alone(), LayoutSettings(), None, steps=5)
+
+
 @pytest.mark.parametrize("layout", CASES)
 def test_what_fp32_mends_is_learned_from_and_the_layer_is_raised(
-    layout: LayoutSettings, run_ranks: Make, lab: Any
+    layout: LayoutSettings, run_ranks: Make, lab: Any, exact: Ran
 ) -> None:
     """A block that breaks at every step, but not in fp32: as one process in fp32, until it is raised."""
-    steps = 5
+    steps = len(exact.outcomes)
 
     def work(mesh: Mesh, own: LayoutSettings, rank: int) -> Ran:
         every = range(steps)
         return ran(lab, mesh, own, rank, every, False, steps, layers={"blocks.0": "bf16", "blocks.3": "bf16"})
 
-    exact = ran(lab, alone(), LayoutSettings(), None, steps=steps)
     for found in run_ranks(layout, lambda mesh: work(mesh, layout, 0)):
         assert [o.recomputed for o in found.outcomes] == [True] * 3 + [False] * 2
         assert not any(o.skipped for o in found.outcomes)
@@ -165,10 +183,18 @@ def test_what_fp32_mends_is_learned_from_and_the_layer_is_raised(
         assert found.updates == steps
 
 
+@pytest.fixture(scope="module")
+def monitored(lab: Any) -> Outcome:
+    """A step of one process that monitors its layers."""
+    (outcome,) = ran(lab, alone(), LayoutSettings(), None, steps=1, monitor=True).outcomes
+    return outcome
+
+
 @pytest.mark.parametrize("layout", CASES)
-def test_the_monitor_of_all_ranks_is_that_of_one(layout: LayoutSettings, run_ranks: Make, lab: Any) -> None:
-    (alone_,) = ran(lab, alone(), LayoutSettings(), None, steps=1, monitor=True).outcomes
-    wanted = alone_.layers
+def test_the_monitor_of_all_ranks_is_that_of_one(
+    layout: LayoutSettings, run_ranks: Make, lab: Any, monitored: Outcome
+) -> None:
+    wanted = monitored.layers
     assert wanted is not None
     for found in run_ranks(layout, lambda mesh: ran(lab, mesh, layout, None, steps=1, monitor=True)):
         (outcome,) = found.outcomes
@@ -208,16 +234,14 @@ def test_t08_t09_two_ranks_follow_the_trace_of_either_overflowing(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("graphs_only")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    ("precision", "name"),
-    [("bf16", "dp2"), ("bf16", "shard2"), ("bf16", "tp2"), ("bf16", "pp2"), ("fp8", "dp2")],
+    ("precision", "name"), [("bf16", "shard2"), ("bf16", "tp2"), ("bf16", "pp2"), ("fp8", "dp2")]
 )
 def test_compiled_blocks_compute_in_the_same_precision(
-    precision: str, name: str, run_ranks: Make, lab: Any, monkeypatch: pytest.MonkeyPatch
+    precision: str, name: str, run_ranks: Make, lab: Any
 ) -> None:
-    plain = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda module: plain(module, backend="aot_eager"))
     layout = LAYOUTS[name]
 
     def work(mesh: Mesh) -> list[Ran]:
